@@ -1,0 +1,1 @@
+"""Public names (filled in by pipeline)."""

@@ -1,0 +1,1 @@
+"""Read-only facts about loops: pattern kinds, roles, traffic. No decisions here."""

@@ -1,0 +1,1 @@
+"""Plans -> Library, through llvmlite: the only place that imports it."""

@@ -1,0 +1,71 @@
+"""Configuration: frozen records. Every threshold: default, unit, origin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FusionMode(StrEnum):
+    """none: one op per group; tvm: stage A with node-kind edges; canfuse: A + B; full: A + B + C + D."""
+
+    NONE = "none"
+    TVM = "tvm"
+    CANFUSE = "canfuse"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class FusionConfig:
+    """Thresholds of the fusion. Numbers from FUSION.md section 4 unless an origin is named."""
+
+    mode: FusionMode = FusionMode.FULL
+    max_nodes: int = 64  # atomic nodes per group; Ascend CanFuse and Inductor use 64 (an anchor group gets one more)
+    max_nodes_tvm: int = 256  # TVM relax.FuseOps.max_depth
+    max_inputs: int = 16  # external inputs per group
+    max_outputs: int = 8  # outputs per group
+    max_reduces: int = 5  # reductions per group; XLA CPU (LLVM compile time)
+    min_saved_bytes: int = 64  # bytes a vertical merge must save
+    local_budget: int = 256 * 1024  # bytes of private buffers per outer iteration: half an L2
+    rounds: int = 10  # merge rounds; Ascend and Inductor
+    candidate_window: int = 64  # neighbours tried per value; Inductor
+    span: int = 64  # topological distance of a horizontal pair; Inductor
+    cycle_window: int = 8192  # groups visited by one cycle test
+    skip: frozenset[str] = frozenset()  # rule codes switched off (--skip-fusion-patterns)
+    keep: frozenset[str] = frozenset()  # node names that stay alone (--keep)
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareConfig:
+    """Simplification before fusion."""
+
+    fold_growth: int = 1 << 20  # bytes: a folded constant may exceed the inputs it frees by this much
+    skip: frozenset[str] = frozenset()  # pass names: fold, cse, identity, bn_into_conv, dead_code
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyConfig:
+    """Numeric check against onnxruntime at ORT_DISABLE_ALL."""
+
+    enabled: bool = True
+    runs: int = 1  # random input sets per sampled shape
+    seed: int = 0
+    rtol: float | None = None  # None: from the dtype (verify/compare.py)
+    atol: float | None = None
+    input_data: str | None = None  # .npz, .npy directory or test_data_set_*
+    test_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything `optimize` can be told."""
+
+    fusion: FusionConfig = FusionConfig()
+    prepare: PrepareConfig = PrepareConfig()
+    verify: VerifyConfig = field(default_factory=VerifyConfig)
+    target: str = "native"
+    overwrite_input_shape: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
+    dim_params: dict[str, int] = field(default_factory=dict)
+    save_as_external_data: bool = False
+    strict: bool = False  # a refusal to compile is an error
+    keep_llvm: bool = False

@@ -1,0 +1,1 @@
+"""ONNX out: custom nodes, FunctionProto bodies, the bundle of two files."""

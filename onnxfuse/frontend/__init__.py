@@ -1,0 +1,1 @@
+"""ONNX in: the only place that reads models. Model -> Graph (read), Graph -> Graph (prepare, atomize), Graph -> LoopGraph (lower)."""

@@ -1,0 +1,1 @@
+"""Running the result: onnxruntime sessions with the library, and single kernels for tests."""

@@ -1,0 +1,1 @@
+"""Partition -> Kernels -> Plans: memory layout, row programs, choice of template."""

@@ -1,0 +1,1 @@
+"""One file per way to run a kernel: propose schedules, emit code."""

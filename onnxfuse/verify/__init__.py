@@ -1,0 +1,1 @@
+"""Numbers against onnxruntime; the judge."""
