@@ -17,6 +17,7 @@ the constructors here only fold constants and identities that are exact for ever
 
 from __future__ import annotations
 
+import itertools
 import struct
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -33,13 +34,22 @@ if TYPE_CHECKING:
 
 Number = Union[int, float, bool]
 Operand = Union["Expr", int, float, bool]
+_SERIAL = itertools.count()
 
 
 class Expr:
-    """Base of all expressions; immutable, interned, compared by identity."""
+    """Base of all expressions; immutable, interned, compared by identity.
 
-    __slots__ = ("__weakref__", "dtype")
+    serial  order of creation: breaks ties between atoms that print alike (two axes of one name)
+    text    the printed form, kept by `ir/text.py`; empty until asked for
+    """
+
+    __slots__ = ("__weakref__", "dtype", "serial", "text")
     dtype: DType
+
+    def __init__(self) -> None:
+        self.serial = next(_SERIAL)
+        self.text = ""
 
     def __add__(self, other: Operand) -> Expr:
         return apply("add", self, other)

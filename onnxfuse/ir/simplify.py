@@ -173,12 +173,12 @@ def _times(a: Poly, b: Poly) -> Poly:
     return out
 
 
-def _key(e: Expr) -> str:
-    """Order of atoms: by printed form (deterministic; identity never leaks)."""
-    return f"{0 if isinstance(e, Sym) else 1 if isinstance(e, Var) else 2}{e}"
+def _key(e: Expr) -> tuple[int, str, int]:
+    """Order of atoms: by printed form, then (two axes of one name) by creation."""
+    return (0 if isinstance(e, Sym) else 1 if isinstance(e, Var) else 2, str(e), e.serial)
 
 
-def _mono_key(mono: Monomial) -> tuple[int, tuple[str, ...]]:
+def _mono_key(mono: Monomial) -> tuple[int, tuple[tuple[int, str, int], ...]]:
     return (0 if mono else 1, tuple(_key(a) for a in mono))
 
 
@@ -257,7 +257,7 @@ def _minmax(name: str, a: Expr, b: Expr) -> Expr | None:
 
 
 def _split(p: Poly, c: int) -> tuple[Poly, Poly]:
-    """p = c*q + r with r's coefficients not divisible by c; the constant is split by floor."""
+    """Split p = c*q + r with r's coefficients not divisible by c; the constant is split by floor."""
     q: Poly = {}
     r: Poly = {}
     for mono, coeff in p.items():
