@@ -52,8 +52,13 @@ class VerifyConfig:
     seed: int = 0
     rtol: float | None = None  # None: from the dtype (verify/compare.py)
     atol: float | None = None
-    input_data: str | None = None  # .npz, .npy directory or test_data_set_*
+    shapes: int = 3  # distinct input shapes tried when the model has dynamic dimensions
+    output_rtol: dict[str, float] = field(default_factory=dict)  # per output name; wins over rtol
+    output_atol: dict[str, float] = field(default_factory=dict)
+    allow_mismatches: dict[str, int] = field(default_factory=dict)  # elements that may differ; "" = any output
+    input_data: str | tuple[str, ...] | None = None  # .npz, directory, test_data_set_*, name:file.npy
     test_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    val_ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # per input name; "" = every input
 
 
 @dataclass(frozen=True, slots=True)
