@@ -71,7 +71,7 @@ class Env:
     arrays: Mapping[Value, Array] = field(default_factory=dict)
     acc: Array | None = None
     private: frozenset[Value] = frozenset()
-    outer: int = 0  # number of leading axes that `private` values carry
+    outer: Block = Block()  # the leading axes that `private` values carry
 
 
 def convert(x: Array, src: DType, dst: DType) -> Array:
@@ -149,15 +149,22 @@ def _load(e: Load, index: list[Array], env: Env, position: Mapping[Axis, int]) -
     if e.source not in env.arrays:
         raise IRError("IR_VALUE", f"value {e.source} has no data here")
     source = env.arrays[e.source]
-    lead = env.outer if e.source in env.private else 0
+    lead = _lead(e.source, env)
     view = _plain(e, source, env, position) if not lead else None
     if view is not None:
         return view
-    index = [env.block.spread(np.arange(n), k) for k, n in enumerate(env.block.shape[:lead])] + index
+    index = lead + index
     if 0 in source.shape:  # nothing there: every load is discarded
         return np.zeros(np.broadcast_shapes(*(i.shape for i in index)), source.dtype)
     clipped = tuple(np.clip(i, 0, n - 1) for i, n in zip(index, source.shape, strict=True))
     return np.asarray(source[clipped])
+
+
+def _lead(v: Value, env: Env) -> list[Array]:
+    """Index of the current outer iterations in a private buffer."""
+    if v not in env.private:
+        return []
+    return [np.asarray(env.block.values(k) - lo) for k, (lo, _) in enumerate(env.outer.ranges)]
 
 
 def _plain(e: Load, source: Array, env: Env, position: Mapping[Axis, int]) -> Array | None:
@@ -332,7 +339,7 @@ def run_kernel(kernel: Kernel, inputs: Sequence[Array]) -> list[Array]:
     private = frozenset(x.value for x in kernel.locals)
     for outer in _blocks(whole, LIMIT // max(1, row)):
         buffers = {x.value: np.zeros(outer.shape + shape_of(x.type, syms), x.type.dtype.numpy) for x in kernel.locals}
-        env = Env(outer, syms, {**arrays, **outs, **buffers}, private=private, outer=len(outer.axes))
+        env = Env(outer, syms, {**arrays, **outs, **buffers}, private=private, outer=outer)
         for stage in kernel.stages:
             _run_stage(stage, env)
     return [outs[v] for v in kernel.outputs]
@@ -362,8 +369,7 @@ def _store(store: Store, value: Array, env: Env) -> None:
     shape = env.block.shape
     dtype = store.target.tensor.dtype
     value = np.broadcast_to(convert(value, store.value.dtype, dtype), shape)
-    lead = env.outer if store.target in env.private else 0
-    index = [env.block.spread(np.arange(n), k) for k, n in enumerate(shape[:lead])]
+    index = _lead(store.target, env)
     index += [eval_expr(i, env) for i in store.index]
     if not index:
         target[()] = value.reshape(-1)[-1]
