@@ -17,7 +17,7 @@ Attrs = Mapping[str, AttrValue]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Foreign:
-    """An attribute value we carry but never look into (subgraphs, sparse tensors, type protos): an onnx_ir.Attr."""
+    """An attribute value we carry but never look into (subgraphs, sparse tensors, types): an onnx.AttributeProto."""
 
     attr: object
 
@@ -74,7 +74,8 @@ class Node:
     inputs    None where an optional input is absent
     origin    names of the user's ONNX nodes this comes from; survives every rewrite
     captures  outer values that subgraphs in the attributes use (an extra read; never renamed)
-    source    the onnx_ir.Node it was read from while unchanged, for verbatim emission; None for nodes we made
+    source    the onnx.NodeProto it was read from: attributes, doc string and metadata are emitted from it verbatim
+              (names of inputs and outputs are not); None once op or attributes change, and for nodes we made
     """
 
     op: Op
