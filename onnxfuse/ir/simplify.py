@@ -331,6 +331,16 @@ def _inside(r: Poly, divisor: Poly) -> bool:
     return const > 0 and all(c > 0 for c in gap.values())
 
 
+def inside(r: Poly, extent: Poly) -> bool:
+    """Provably 0 <= r < extent."""
+    return _inside(r, extent)
+
+
+def times(a: Poly, b: Poly) -> Poly:
+    """Product of two polynomials."""
+    return _times(a, b)
+
+
 def _upper(atom: Expr) -> Poly | None:
     if isinstance(atom, Var):
         ext = atom.axis.extent
