@@ -1,1 +1,10 @@
-"""What ONNX ops mean; the only place with op names. One decorated function per op, one file per family."""
+"""What ONNX ops mean; the only place with op names.
+
+In: nothing. Out: the table (`lookup`, `lower_node`, `expand`, ...). An op is one decorated function; the decorator is
+its family. Add an op: write the function in the fitting file, `pytest tests/ops -k MyOp`, regenerate the docs.
+"""
+
+from onnxfuse.ops import composite, contract, opaque, pointwise, reduce, view, window
+from onnxfuse.ops.table import OPS, entries, lookup
+
+__all__ = ["OPS", "composite", "contract", "entries", "lookup", "opaque", "pointwise", "reduce", "view", "window"]

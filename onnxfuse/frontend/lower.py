@@ -1,0 +1,48 @@
+"""Nodes become loops. Atomized -> LoopGraph.
+
+In: an atomic typed graph. Out: one Compute per value the op table covers, an Opaque with a code for every other node.
+Shape arithmetic (integer values whose elements are known as expressions over dimensions) stays on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnxfuse.errors import Refusal, Unsupported
+from onnxfuse.frontend.atomize import Atomized
+from onnxfuse.ir.graph import Node, Value
+from onnxfuse.ir.loops import Item, LoopGraph, Opaque
+from onnxfuse.ir.op import Family
+from onnxfuse.ops.dsl import Known
+from onnxfuse.ops.table import lower_node
+
+
+def lower(atomized: Atomized) -> LoopGraph:
+    """Call the table entry of every node with symbolic indices (see the module docstring)."""
+    graph = atomized.graph
+    items: list[Item] = []
+    for node in graph.nodes:
+        items.extend(_lower(node, atomized.facts, atomized.refusals.get(node)))
+    inputs = tuple(dict.fromkeys((*graph.inputs, *graph.defaults)))
+    return LoopGraph(graph.name, inputs, tuple(items), graph.outputs, graph.consts)
+
+
+def _lower(node: Node, facts: Mapping[Value, Known], refusal: Refusal | None) -> list[Item]:
+    if refusal is not None:
+        return [Opaque(node, refusal)]
+    if node.op.family is Family.OPAQUE:
+        return [Opaque(node, Refusal("UN_OPAQUE", node.op.reason or f"{node.op} is not in the op table"))]
+    if node.op.family is Family.SHAPE:
+        return [Opaque(node, Refusal("UN_SHAPE", "reads dimensions only; costs nothing in the runtime"))]
+    if all(v in facts for v in node.results):
+        return [Opaque(node, Refusal("UN_SHAPE", "shape arithmetic stays on the host"))]
+    if node.op.family is Family.COMPOSITE:
+        return [Opaque(node, Refusal("UN_FORMULA", f"{node.op} could not be decomposed"))]
+    try:
+        computes = lower_node(node, facts)
+    except Unsupported as error:
+        return [Opaque(node, error.refusal())]
+    if len(computes) != len(node.results):
+        return [Opaque(node, Refusal("UN_ARITY", f"{node.op} has outputs the entry does not make"))]
+    bad = [c.out for c in computes if not c.out.tensor.dtype.computable]
+    return [Opaque(node, Refusal("UN_DTYPE", f"{bad[0]}"))] if bad else list(computes)

@@ -1,0 +1,193 @@
+"""Formulas over other entries. `frontend/atomize.py` expands them; the formula is the definition.
+
+A body gets graph tensors; calling an entry (`Exp(x)`) or an operator (`x - y`) builds a node in the model's opset.
+f16 and bf16 formulas compute in f32 between two Casts, as onnxruntime does for these ops.
+"""
+
+from __future__ import annotations
+
+from onnxfuse.errors import Unsupported
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ops.contract import MatMul
+from onnxfuse.ops.dsl import axis_of
+from onnxfuse.ops.pointwise import Abs, Cast, Exp, Log, Sqrt
+from onnxfuse.ops.reduce import ReduceMax, ReduceMean, ReduceSum
+from onnxfuse.ops.table import GraphTensor, composite
+from onnxfuse.ops.view import Reshape, Transpose, Unsqueeze
+
+
+def _wide(x: GraphTensor) -> GraphTensor:
+    """The tensor in the compute dtype."""
+    wide = x.dtype.compute
+    return x if wide is x.dtype else Cast(x, to=wide.onnx)
+
+
+def _back(x: GraphTensor, dtype: DType) -> GraphTensor:
+    return x if x.dtype is dtype else Cast(x, to=dtype.onnx)
+
+
+# --- softmax family ------------------------------------------------------------------------------------------------
+def _softmax(x: GraphTensor, axes: list[int]) -> GraphTensor:
+    w = _wide(x)
+    e = Exp(w - ReduceMax(w, axes=axes, keepdims=1))
+    return _back(e / ReduceSum(e, axes=axes, keepdims=1), x.dtype)
+
+
+def _log_softmax(x: GraphTensor, axes: list[int]) -> GraphTensor:
+    w = _wide(x)
+    shifted = w - ReduceMax(w, axes=axes, keepdims=1)
+    return _back(shifted - Log(ReduceSum(Exp(shifted), axes=axes, keepdims=1)), x.dtype)
+
+
+@composite(name="Softmax")
+def Softmax_1(x, *, axis=1):
+    """Before opset 13: over everything from `axis` on."""
+    return _softmax(x, list(range(axis_of(axis, x.rank), x.rank)))
+
+
+@composite(since=13)
+def Softmax(x, *, axis=-1):
+    """e**x / sum(e**x) along an axis, shifted by the maximum."""
+    return _softmax(x, [axis_of(axis, x.rank)])
+
+
+@composite(name="LogSoftmax")
+def LogSoftmax_1(x, *, axis=1):
+    """Before opset 13: over everything from `axis` on."""
+    return _log_softmax(x, list(range(axis_of(axis, x.rank), x.rank)))
+
+
+@composite(since=13)
+def LogSoftmax(x, *, axis=-1):
+    """X - log(sum(e**x)) along an axis, shifted by the maximum."""
+    return _log_softmax(x, [axis_of(axis, x.rank)])
+
+
+def _log_sum_exp(x: GraphTensor, axes: list[int] | None, keepdims: int) -> GraphTensor:
+    every = list(range(x.rank)) if axes is None else sorted(axis_of(a, x.rank) for a in axes)
+    if not every:
+        raise Unsupported("UN_SHAPE_MISMATCH", "ReduceLogSumExp over no axes")
+    top = ReduceMax(x, axes=every, keepdims=1)
+    total = Log(ReduceSum(Exp(x - top), axes=every, keepdims=1)) + top
+    if keepdims:
+        return total
+    shape = [d for k, d in enumerate(total.shape) if k not in every]
+    if sum(not isinstance(d, int) for d in shape) > 1:
+        raise Unsupported("UN_DATA_DEPENDENT", "ReduceLogSumExp with several run-time dimensions and keepdims=0")
+    return Reshape(total, shape=[d if isinstance(d, int) else -1 for d in shape])
+
+
+@composite(name="ReduceLogSumExp")
+def ReduceLogSumExp_1(x, *, axes=None, keepdims=1):
+    """log(sum(e**x)), shifted by the maximum; axes as attribute."""
+    return _log_sum_exp(x, None if axes is None else list(axes), keepdims)
+
+
+@composite(since=18)
+def ReduceLogSumExp(x, axes=None, *, keepdims=1, noop_with_empty_axes=0):
+    """log(sum(e**x)), shifted by the maximum."""
+    listed = None if axes is None else axes.ints()
+    if noop_with_empty_axes and not listed:
+        return Log(Exp(x))
+    return _log_sum_exp(x, listed or None, keepdims)
+
+
+@composite
+def GlobalAveragePool(x):
+    """Mean over all spatial dimensions."""
+    return ReduceMean(x, axes=list(range(2, x.rank)), keepdims=1)
+
+
+@composite
+def GlobalMaxPool(x):
+    """Maximum over all spatial dimensions."""
+    return ReduceMax(x, axes=list(range(2, x.rank)), keepdims=1)
+
+
+# --- matrix products -----------------------------------------------------------------------------------------------
+def _gemm(a, b, c, alpha, beta, transA, transB):  # noqa: N803
+    left = Transpose(a, perm=[1, 0]) if transA else a
+    right = Transpose(b, perm=[1, 0]) if transB else b
+    y = MatMul(left, right)
+    if alpha != 1.0:
+        y = y * alpha
+    if c is None or beta == 0.0:
+        return y
+    return y + (c if beta == 1.0 else c * beta)
+
+
+@composite(since=7)
+def Gemm(a, b, c=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):  # noqa: N803
+    """Alpha * A' @ B' + beta * C."""
+    if not a.dtype.is_float and (alpha != 1.0 or beta != 1.0):
+        raise Unsupported("UN_DTYPE", f"Gemm on {a.dtype} with alpha or beta other than 1")
+    return _gemm(a, b, c, alpha, beta, transA, transB)
+
+
+# --- normalisation -------------------------------------------------------------------------------------------------
+def _channels(v: GraphTensor, rank: int) -> GraphTensor:
+    """A per-channel vector, aligned with dimension 1 of a rank-`rank` tensor."""
+    return v if rank <= 2 else Unsqueeze(v, axes=list(range(1, rank - 1)))
+
+
+@composite(since=7)
+def BatchNormalization(x, scale, b, mean, var, *, epsilon=1e-5, momentum=0.9, spatial=1, training_mode=0, outputs):
+    """Inference: (x - mean) / sqrt(var + epsilon) * scale + b per channel."""
+    if training_mode or outputs > 1 or not spatial:
+        raise Unsupported("UN_ATTR", "BatchNormalization in training mode, with more outputs or spatial=0")
+    w = _wide(x)
+    s, o, m, v = (_channels(_wide(t), x.rank) for t in (scale, b, mean, var))
+    return _back((w - m) / Sqrt(v + epsilon) * s + o, x.dtype)
+
+
+@composite
+def InstanceNormalization(x, scale, b, *, epsilon=1e-5):
+    """Normalise every channel of every sample over its spatial dimensions."""
+    axes = list(range(2, x.rank))
+    w = _wide(x)
+    centred = w - ReduceMean(w, axes=axes, keepdims=1)
+    var = ReduceMean(centred * centred, axes=axes, keepdims=1)
+    return _back(centred / Sqrt(var + epsilon) * _channels(_wide(scale), x.rank) + _channels(_wide(b), x.rank), x.dtype)
+
+
+@composite(since=17)
+def LayerNormalization(x, scale, b=None, *, axis=-1, epsilon=1e-5, stash_type=1, outputs):
+    """Normalise over everything from `axis` on; statistics in f32."""
+    if outputs > 1:
+        raise Unsupported("UN_ARITY", "LayerNormalization with the Mean or InvStdDev output")
+    axes = list(range(axis_of(axis, x.rank), x.rank))
+    w = _wide(x)
+    centred = w - ReduceMean(w, axes=axes, keepdims=1)
+    var = ReduceMean(centred * centred, axes=axes, keepdims=1)
+    y = centred / Sqrt(var + epsilon) * _wide(scale)
+    return _back(y if b is None else y + _wide(b), x.dtype)
+
+
+@composite(since=23)
+def RMSNormalization(x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
+    """X / sqrt(mean(x**2) + epsilon) * scale."""
+    axes = list(range(axis_of(axis, x.rank), x.rank))
+    w = _wide(x)
+    return _back(w / Sqrt(ReduceMean(w * w, axes=axes, keepdims=1) + epsilon) * _wide(scale), x.dtype)
+
+
+@composite
+def LpNormalization(x, *, axis=-1, p=2):
+    """X divided by its p-norm along an axis."""
+    axes = [axis_of(axis, x.rank)]
+    w = _wide(x)
+    norm = ReduceSum(Abs(w), axes=axes, keepdims=1) if p == 1 else Sqrt(ReduceSum(w * w, axes=axes, keepdims=1))
+    return _back(w / norm, x.dtype)
+
+
+@composite(since=9)
+def MeanVarianceNormalization(x, *, axes=(0, 2, 3)):
+    """(x - mean) / (standard deviation + 1e-9)."""
+    every = sorted(axis_of(a, x.rank) for a in axes)
+    centred = x - ReduceMean(x, axes=every, keepdims=1)
+    deviation = Sqrt(ReduceMean(x * x, axes=every, keepdims=1) - _squared(ReduceMean(x, axes=every, keepdims=1)))
+    return centred / (deviation + 1e-9)
+
+
+def _squared(x: GraphTensor) -> GraphTensor:
+    return x * x

@@ -1,0 +1,235 @@
+"""Sums of products: matrix products and convolutions. Roles (batch, M, N, K) are found by analysis, not declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxfuse.errors import Unsupported
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Expr, apply, cast, i64, lit
+from onnxfuse.ir.simplify import as_dim, dim_expr, known, simplify
+from onnxfuse.ir.types import Dim
+from onnxfuse.ops.dsl import (
+    Loops,
+    Tensor,
+    between,
+    broadcast_index,
+    broadcast_shape,
+    compute,
+    guarded,
+    maximum,
+)
+from onnxfuse.ops.table import contract
+
+
+@contract
+def MatMul(a, b):
+    """Matrix product of the last two dimensions; leading ones broadcast; vectors as numpy does."""
+    if a.rank == 0 or b.rank == 0:
+        raise Unsupported("UN_SHAPE_MISMATCH", "MatMul of a scalar")
+    left, right = a.rank == 1, b.rank == 1
+    batch = broadcast_shape(() if left else a.shape[:-2], () if right else b.shape[:-2])
+    k = a.shape[-1] if isinstance(a.shape[-1], int) else b.shape[-1] if right else b.shape[-2]
+    shape = [*batch, *([] if left else [a.shape[-2]]), *([] if right else [b.shape[-1]])]
+    nb = len(batch)
+
+    def body(*i: Expr) -> Expr:
+        outer, r = i[:nb], i[-1]
+        rest = list(i[nb:-1])
+        m = None if left else rest.pop(0)
+        n = None if right else rest.pop(0)
+        x = a[r] if m is None else a[(*broadcast_index(a.shape[:-2], outer, batch), m, r)]
+        y = b[r] if n is None else b[(*broadcast_index(b.shape[:-2], outer, batch), r, n)]
+        return compute(x) * compute(y)
+
+    names = [f"b{k}" for k in range(nb)] + ([] if left else ["m"]) + ([] if right else ["n"]) + ["k"]
+    return Loops(shape, body, a.dtype, [k], acc=a.dtype.compute, names=names)
+
+
+# --- convolution ---------------------------------------------------------------------------------------------------
+def _out_extent(d: Dim, kernel: int, stride: int, dilation: int, begin: int, end: int, ceil: int = 0) -> Dim:
+    span = dilation * (kernel - 1) + 1
+    total = dim_expr(d) + (begin + end - span)
+    out = simplify((total + (stride - 1 if ceil else 0)) // stride + 1)
+    if ceil:  # a window that starts in the padding after the end does not count
+        out = simplify(out - cast((out - 1) * stride >= dim_expr(d) + begin, DType.I64))
+    return as_dim(simplify(maximum(out, 0)) if known(out >= 0) is not True and isinstance(d, int) else out)
+
+
+def spatial_pads(
+    x: Tensor,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int] | None,
+    auto_pad: str,
+) -> tuple[list[int], list[int]]:
+    """(begin, end) padding of every spatial dimension."""
+    n = len(kernel)
+    if auto_pad in ("NOTSET", ""):
+        flat = list(pads) if pads is not None else [0] * (2 * n)
+        return flat[:n], flat[n:]
+    if auto_pad == "VALID":
+        return [0] * n, [0] * n
+    begin, end = [], []
+    for k in range(n):
+        d = x.shape[2 + k]
+        span = dilations[k] * (kernel[k] - 1) + 1
+        if isinstance(d, int):
+            total = max((-(-d // strides[k]) - 1) * strides[k] + span - d, 0)
+        elif strides[k] == 1:
+            total = span - 1
+        else:
+            raise Unsupported("UN_DATA_DEPENDENT", f"auto_pad={auto_pad} with stride {strides[k]} on dimension {d}")
+        small = total // 2
+        begin.append(small if auto_pad == "SAME_UPPER" else total - small)
+        end.append(total - begin[-1])
+    return begin, end
+
+
+_SPACE = ("x",), ("y", "x"), ("z", "y", "x")
+
+
+@contract
+def Conv(x, w, b=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None):
+    """Convolution over 1, 2 or 3 spatial dimensions, with groups; bias added after the sum."""
+    n = x.rank - 2
+    kernel = [_static(d, "kernel") for d in w.shape[2:]]
+    if not 1 <= n <= 3:
+        raise Unsupported("UN_SHAPE_MISMATCH", f"Conv over {n} spatial dimensions")
+    stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
+    begin, end = spatial_pads(x, kernel, stride, dilation, pads, auto_pad)
+    spatial = [_out_extent(x.shape[2 + k], kernel[k], stride[k], dilation[k], begin[k], end[k]) for k in range(n)]
+    features, per_group = _static(w.shape[0], "channels"), _static(w.shape[1], "channels")
+    per_out = features // group
+
+    def body(*i: Expr) -> Expr:
+        bi, f, *rest = i
+        pos, c, taps = rest[:n], rest[n], rest[n + 1 :]
+        channel = c if group == 1 else (f // per_out) * per_group + c
+        at = [simplify(pos[k] * stride[k] + taps[k] * dilation[k] - begin[k]) for k in range(n)]
+        inside = _inside(at, x.shape[2:])
+        data = guarded(inside, lambda: compute(x[(bi, channel, *at)]), 0)
+        return data * compute(w[(f, c, *taps)])
+
+    names = ["n", "f", *_SPACE[n - 1], "c", *(f"k{s}" for s in _SPACE[n - 1])]
+    finish = None if b is None else (lambda acc, _n, f, *_: acc + compute(b[f]))
+    reduce_ = [per_group, *kernel]
+    return Loops([x.shape[0], features, *spatial], body, x.dtype, reduce_, finish=finish, names=names)
+
+
+@contract
+def ConvTranspose(
+    x,
+    w,
+    b=None,
+    *,
+    auto_pad="NOTSET",
+    dilations=None,
+    group=1,
+    kernel_shape=None,
+    output_padding=None,
+    output_shape=None,
+    pads=None,
+    strides=None,
+):
+    """Transposed convolution, gathered: which inputs reach an output element."""
+    n = x.rank - 2
+    kernel = [_static(d, "kernel") for d in w.shape[2:]]
+    stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
+    extra = list(output_padding or [0] * n)
+    if auto_pad not in ("NOTSET", "", "VALID") or output_shape is not None:
+        begin, spatial = _transposed_auto(x, kernel, stride, dilation, extra, auto_pad, output_shape)
+    else:
+        flat = list(pads) if pads is not None else [0] * (2 * n)
+        begin, end = (flat[:n], flat[n:]) if auto_pad != "VALID" else ([0] * n, [0] * n)
+        spatial = [
+            as_dim((dim_expr(x.shape[2 + k]) - 1) * stride[k]
+                   + (extra[k] + dilation[k] * (kernel[k] - 1) + 1 - begin[k] - end[k]))
+            for k in range(n)
+        ]  # fmt: skip
+    per_group = _static(w.shape[1], "channels")
+    inputs = _static(w.shape[0], "channels") // group
+
+    def body(*i: Expr) -> Expr:
+        bi, f, *rest = i
+        pos, c, taps = rest[:n], rest[n], rest[n + 1 :]
+        channel = c if group == 1 else (f // per_group) * inputs + c
+        feature = f if group == 1 else f % per_group
+        numer = [simplify(pos[k] + begin[k] - taps[k] * dilation[k]) for k in range(n)]
+        at = [simplify(numer[k] // stride[k]) for k in range(n)]
+        inside = _inside(at, x.shape[2:])
+        for k in range(n):
+            if stride[k] != 1:
+                inside = inside & apply("eq", simplify(numer[k] % stride[k]), i64(0))
+        data = guarded(simplify(inside), lambda: compute(x[(bi, channel, *at)]), 0)
+        return data * compute(w[(channel, feature, *taps)])
+
+    names = ["n", "f", *_SPACE[n - 1], "c", *(f"k{s}" for s in _SPACE[n - 1])]
+    finish = None if b is None else (lambda acc, _n, f, *_: acc + compute(b[f]))
+    shape = [x.shape[0], per_group * group, *spatial]
+    return Loops(shape, body, x.dtype, [inputs, *kernel], finish=finish, names=names)
+
+
+def _transposed_auto(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    extra: Sequence[int],
+    auto_pad: str,
+    output_shape: Sequence[int] | None,
+) -> tuple[list[int], list[Dim]]:
+    begin: list[int] = []
+    spatial: list[Dim] = []
+    for k in range(len(kernel)):
+        d = x.shape[2 + k]
+        if not isinstance(d, int):
+            raise Unsupported("UN_DATA_DEPENDENT", "ConvTranspose with computed padding on a run-time dimension")
+        size = output_shape[k] if output_shape is not None else d * stride[k]
+        total = max(stride[k] * (d - 1) + extra[k] + dilation[k] * (kernel[k] - 1) + 1 - size, 0)
+        half = total // 2
+        begin.append(half if auto_pad == "SAME_UPPER" else total - half)
+        spatial.append(size)
+    return begin, spatial
+
+
+def _inside(at: Sequence[Expr], shape: Sequence[Dim]) -> Expr:
+    inside: Expr = lit(True, DType.BOOL)
+    for e, d in zip(at, shape, strict=True):
+        inside = inside & between(0, e, dim_expr(d))
+    return simplify(inside)
+
+
+def _static(d: Dim, what: str) -> int:
+    if not isinstance(d, int):
+        raise Unsupported("UN_DATA_DEPENDENT", f"run-time {what} extent {d}")
+    return d
+
+
+@contract(since=12)
+def Einsum(*xs, equation):
+    """Sum of products by index letters; at most two operands."""
+    text = equation.replace(" ", "")
+    left, _, right = text.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(xs) or len(xs) > 2 or "." in text:
+        raise Unsupported("UN_ATTR", f"Einsum equation {equation!r} is not implemented")
+    if "->" not in text:
+        letters = "".join(terms)
+        right = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    extent: dict[str, Dim] = {}
+    for term, x in zip(terms, xs, strict=True):
+        if len(term) != x.rank:
+            raise Unsupported("UN_SHAPE_MISMATCH", f"Einsum term {term!r} on rank {x.rank}")
+        for letter, d in zip(term, x.shape, strict=True):
+            extent[letter] = d if letter not in extent or isinstance(d, int) else extent[letter]
+    summed = sorted(set("".join(terms)) - set(right))
+
+    def body(*i: Expr) -> Expr:
+        at = dict(zip([*right, *summed], i, strict=True))
+        factors = [compute(x[tuple(at[c] for c in term)]) for term, x in zip(terms, xs, strict=True)]
+        return factors[0] if len(factors) == 1 else factors[0] * factors[1]
+
+    names = [*right, *summed]
+    return Loops([extent[c] for c in right], body, xs[0].dtype, [extent[c] for c in summed], names=names)

@@ -1,0 +1,670 @@
+"""Ops that only move elements: an output shape and an index map. Naive on purpose: simplification is elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from onnxfuse.errors import Unsupported
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Expr, Lit, apply, cast, i64, lit, where
+from onnxfuse.ir.simplify import as_dim, dim_expr, known, same, simplify
+from onnxfuse.ir.types import Dim
+from onnxfuse.ops.dsl import (
+    Loops,
+    Tensor,
+    axis_of,
+    between,
+    broadcast_load,
+    broadcast_shape,
+    flatten,
+    guarded,
+    maximum,
+    minimum,
+    product,
+    unflatten,
+)
+from onnxfuse.ops.table import alias, shape_op, view
+
+
+@alias
+def Identity(x):
+    """The value itself."""
+
+
+# --- shape only ----------------------------------------------------------------------------------------------------
+@shape_op
+def Shape(x, *, start=0, end=None):
+    """Dimensions start..end as an i64 vector."""
+    rank = x.rank
+    lo = min(max(start + rank if start < 0 else start, 0), rank)
+    stop = rank if end is None else end
+    hi = min(max(stop + rank if stop < 0 else stop, 0), rank)
+    dims = list(x.shape[lo:hi])
+    return Loops([len(dims)], lambda i: dim_expr(dims[int(as_dim(i))]), DType.I64)
+
+
+@shape_op
+def Size(x):
+    """Number of elements."""
+    return Loops([], lambda: dim_expr(product(x.shape)), DType.I64)
+
+
+# --- reshapes ------------------------------------------------------------------------------------------------------
+def reshaped(x: Tensor, shape: Sequence[Dim]) -> Loops:
+    """The same elements in row-major order under another shape."""
+    dims = tuple(shape)
+    return Loops(dims, lambda *i: x[unflatten(flatten(i, dims), x.shape)], x.dtype)
+
+
+def reshape_dims(x: Tensor, wanted: Sequence[Dim], allowzero: int = 0) -> list[Dim]:
+    """Resolve 0 (copy) and -1 (infer) of a Reshape target. Raises Unsupported when it cannot be resolved."""
+    dims: list[Dim] = []
+    infer_at = None
+    for k, d in enumerate(wanted):
+        if isinstance(d, int) and d == -1:
+            infer_at = k
+            dims.append(1)
+        elif isinstance(d, int) and d == 0 and not allowzero:
+            if k >= x.rank:
+                raise Unsupported("UN_SHAPE_MISMATCH", f"Reshape copies dimension {k} of a rank-{x.rank} tensor")
+            dims.append(x.shape[k])
+        else:
+            dims.append(d)
+    if infer_at is not None:
+        rest = product(dims)
+        if isinstance(rest, int) and rest == 0:
+            dims[infer_at] = 0
+        else:
+            dims[infer_at] = as_dim(dim_expr(product(x.shape)) // dim_expr(rest))
+    return dims
+
+
+@view(since=5)
+def Reshape(x, shape, *, allowzero=0):
+    """Another shape, same row-major order; 0 copies a dimension (unless allowzero), -1 is inferred."""
+    return reshaped(x, reshape_dims(x, shape.dims(), allowzero))
+
+
+@view
+def Flatten(x, *, axis=1):
+    """Two dimensions: everything before `axis`, everything from it on."""
+    k = axis + x.rank if axis < 0 else axis
+    return reshaped(x, [product(x.shape[:k]), product(x.shape[k:])])
+
+
+def _squeeze(x: Tensor, axes: Sequence[int] | None) -> Loops:
+    if axes is None:
+        unknown = [d for d in x.shape if not isinstance(d, int)]
+        if unknown:
+            raise Unsupported(
+                "UN_DATA_DEPENDENT", "Squeeze without axes on run-time dimensions", f"dimension {unknown[0]}"
+            )
+        drop = [k for k, d in enumerate(x.shape) if d == 1]
+    else:
+        drop = [axis_of(a, x.rank) for a in axes]
+    keep = [k for k in range(x.rank) if k not in drop]
+
+    def body(*i: Expr) -> Expr:
+        at = dict(zip(keep, i, strict=True))
+        return x[tuple(at.get(k, i64(0)) for k in range(x.rank))]
+
+    return Loops([x.shape[k] for k in keep], body, x.dtype)
+
+
+@view(name="Squeeze")
+def Squeeze_1(x, *, axes=None):
+    """Drop dimensions of extent 1, axes as attribute."""
+    return _squeeze(x, axes)
+
+
+@view(since=13)
+def Squeeze(x, axes=None):
+    """Drop dimensions of extent 1."""
+    return _squeeze(x, None if axes is None else axes.ints())
+
+
+def _unsqueeze(x: Tensor, axes: Sequence[int]) -> Loops:
+    rank = x.rank + len(axes)
+    new = {axis_of(a, rank) for a in axes}
+    old = [k for k in range(rank) if k not in new]
+    shape: list[Dim] = [1] * rank
+    for k, d in zip(old, x.shape, strict=True):
+        shape[k] = d
+    return Loops(shape, lambda *i: x[tuple(i[k] for k in old)], x.dtype)
+
+
+@view(name="Unsqueeze")
+def Unsqueeze_1(x, *, axes):
+    """Insert dimensions of extent 1, axes as attribute."""
+    return _unsqueeze(x, axes)
+
+
+@view(since=13)
+def Unsqueeze(x, axes):
+    """Insert dimensions of extent 1."""
+    return _unsqueeze(x, axes.ints())
+
+
+@view
+def Transpose(x, *, perm=None):
+    """Permute dimensions; reverses them by default."""
+    order = list(perm) if perm is not None else list(reversed(range(x.rank)))
+
+    def body(*i: Expr) -> Expr:
+        return x[tuple(i[order.index(k)] for k in range(x.rank))]
+
+    return Loops([x.shape[p] for p in order], body, x.dtype)
+
+
+# --- broadcasting and repetition -----------------------------------------------------------------------------------
+@view(since=8)
+def Expand(x, shape):
+    """Broadcast to a shape (multidirectional: a dimension of 1 in `shape` keeps the input's)."""
+    out = broadcast_shape(x.shape, shape.dims())
+    return Loops(out, lambda *i: broadcast_load(x, i, out), x.dtype)
+
+
+@view(since=6)
+def Tile(x, repeats):
+    """Repeat along every dimension."""
+    times = repeats.dims()
+    shape = [as_dim(dim_expr(d) * dim_expr(t)) for d, t in zip(x.shape, times, strict=True)]
+
+    def body(*i: Expr) -> Expr:
+        return x[tuple(e if same(d, s) else e % dim_expr(d) for e, d, s in zip(i, x.shape, shape, strict=True))]
+
+    return Loops(shape, body, x.dtype)
+
+
+@view(since=9)
+def ConstantOfShape(shape, *, value=None):
+    """A tensor of one repeated value."""
+    data = 0.0 if value is None else value.reshape(-1)[0].item()
+    dtype = DType.F32 if value is None else DType.from_numpy(value.dtype)
+    if dtype is None:
+        raise Unsupported("UN_DTYPE", "ConstantOfShape of this element type only passes through")
+    return Loops(shape.dims(), lambda *_: lit(data, dtype), dtype)
+
+
+@view(since=11)
+def Range(start, limit, delta):
+    """start, start + delta, ... below limit."""
+    a, b, step = (t.elements()[0] for t in (start, limit, delta))
+    if not a.dtype.is_int:
+        raise Unsupported("UN_DTYPE", f"Range on {a.dtype} is not implemented")
+    lo, hi, d = (cast(e, DType.I64) for e in (a, b, step))
+    span = as_dim(step_count(lo, hi, d))
+    kind = start.dtype
+    return Loops([span], lambda i: cast(simplify(lo + i * d), kind), kind)
+
+
+def step_count(lo: Expr, hi: Expr, step: Expr) -> Expr:
+    """ceil((hi - lo) / step), at least 0."""
+    if not isinstance(step, Lit) or not step.value:
+        raise Unsupported("UN_DATA_DEPENDENT", "the step of Range or Slice must be a constant other than 0")
+    width = hi - lo if step.value > 0 else lo - hi
+    size = abs(int(step.value))
+    return simplify(maximum((width + (size - 1)) // size, 0))
+
+
+# --- slicing and joining -------------------------------------------------------------------------------------------
+_FAR = 1 << 31  # "to the end" in the exports of every framework is at least this
+
+
+def _bound(v: Expr, dim: Dim, low: int, high: Expr) -> Expr:
+    """A start or end as Slice reads it: negative counts from the end, then clamped to [low, high]."""
+    d = dim_expr(dim)
+    if isinstance(v, Lit):
+        if v.value >= _FAR:
+            return high
+        if v.value <= -_FAR:
+            return i64(low)
+        moved = v + d if v.value < 0 else v
+    else:
+        negative = known(v < 0)
+        moved = v if negative is False else v + d if negative else where(v < 0, v + d, v)
+    return simplify(minimum(maximum(moved, low), high))
+
+
+def _slice(x: Tensor, starts: Sequence[Expr], ends: Sequence[Expr], axes: Sequence[int], steps: Sequence[int]) -> Loops:
+    shape = list(x.shape)
+    first: dict[int, tuple[Expr, int]] = {}
+    for s, e, axis, step in zip(starts, ends, axes, steps, strict=True):
+        k = axis_of(axis, x.rank)
+        d = x.shape[k]
+        top = dim_expr(d)
+        if step > 0:
+            lo, hi = _bound(s, d, 0, top), _bound(e, d, 0, top)
+        else:
+            lo, hi = _bound(s, d, 0, simplify(top - 1)), _bound(e, d, -1, simplify(top - 1))
+        shape[k] = as_dim(step_count(lo, hi, i64(step)))
+        first[k] = (lo, step)
+
+    def body(*i: Expr) -> Expr:
+        return x[tuple(first[k][0] + e * first[k][1] if k in first else e for k, e in enumerate(i))]
+
+    return Loops(shape, body, x.dtype)
+
+
+@view(name="Slice")
+def Slice_1(x, *, axes=None, starts, ends):
+    """A box, bounds as attributes."""
+    where_ = range(len(starts)) if axes is None else axes
+    return _slice(x, [i64(s) for s in starts], [i64(e) for e in ends], list(where_), [1] * len(starts))
+
+
+@view(since=10)
+def Slice(x, starts, ends, axes=None, steps=None):
+    """A box with steps."""
+    lo = [cast(e, DType.I64) for e in starts.elements()]
+    hi = [cast(e, DType.I64) for e in ends.elements()]
+    where_ = list(range(len(lo))) if axes is None else axes.ints()
+    return _slice(x, lo, hi, where_, [1] * len(lo) if steps is None else steps.ints())
+
+
+@view(since=4)
+def Concat(*xs, axis):
+    """Join along an axis."""
+    k = axis_of(axis, xs[0].rank)
+    starts = [i64(0)]
+    for x in xs:
+        starts.append(simplify(starts[-1] + dim_expr(x.shape[k])))
+    shape = list(xs[0].shape)
+    for x in xs[1:]:  # a static dimension anywhere is the truth
+        shape = [b if isinstance(b, int) and not isinstance(a, int) else a for a, b in zip(shape, x.shape, strict=True)]
+    shape[k] = as_dim(starts[-1])
+
+    def part(x: Tensor, start: Expr, i: Sequence[Expr]) -> Expr:
+        return x[tuple(simplify(e - start) if n == k else e for n, e in enumerate(i))]
+
+    def body(*i: Expr) -> Expr:
+        present = [
+            (x, s) for x, s in zip(xs, starts, strict=False) if x.shape[k] != 0 or not isinstance(x.shape[k], int)
+        ]
+        if not present:
+            return lit(0, xs[0].dtype)
+        out = part(*present[-1], i)
+        for n in range(len(present) - 2, -1, -1):
+            x, s = present[n]
+            end = simplify(s + dim_expr(x.shape[k]))
+            truth = known(i[k] < end)
+            out = part(x, s, i) if truth else out if truth is False else where(i[k] < end, part(x, s, i), out)
+        return out
+
+    return Loops(shape, body, xs[0].dtype)
+
+
+def _split(x: Tensor, axis: int, sizes: Sequence[Dim]) -> list[Loops]:
+    k = axis_of(axis, x.rank)
+    out = []
+    start: Expr = i64(0)
+    for size in sizes:
+        offset = start
+
+        def body(*i: Expr, offset: Expr = offset) -> Expr:
+            return x[tuple(e + offset if n == k else e for n, e in enumerate(i))]
+
+        shape = list(x.shape)
+        shape[k] = size
+        out.append(Loops(shape, body, x.dtype))
+        start = simplify(start + dim_expr(size))
+    return out
+
+
+def _even(x: Tensor, axis: int, parts: int) -> list[Dim]:
+    """Chunks of ceil(n / parts), the last one smaller."""
+    d = x.shape[axis_of(axis, x.rank)]
+    if isinstance(d, int):
+        chunk = -(-d // parts)
+        return [max(0, min(chunk, d - chunk * n)) for n in range(parts)]
+    exact = as_dim(dim_expr(d) // parts)
+    if not same(dim_expr(exact) * parts, d):
+        raise Unsupported("UN_DATA_DEPENDENT", f"Split of a run-time dimension {d} into {parts} parts")
+    return [exact] * parts
+
+
+@view(name="Split", since=2)
+def Split_2(x, *, axis=0, split=None, outputs):
+    """Parts along an axis, sizes as attribute."""
+    return _split(x, axis, _even(x, axis, outputs) if split is None else list(split))
+
+
+@view(since=13)
+def Split(x, split=None, *, axis=0, num_outputs=None, outputs):
+    """Parts along an axis."""
+    return _split(x, axis, _even(x, axis, num_outputs or outputs) if split is None else split.dims())
+
+
+# --- padding -------------------------------------------------------------------------------------------------------
+def _pad(x: Tensor, begin: Sequence[Dim], end: Sequence[Dim], mode: str, value: Expr) -> Loops:
+    shape = [as_dim(dim_expr(d) + b + e) for d, b, e in zip(x.shape, begin, end, strict=True)]
+
+    def source(k: int, i: Expr) -> tuple[Expr, Expr | None]:
+        """(index into dimension k, condition under which it is inside)."""
+        b, e, d = begin[k], end[k], dim_expr(x.shape[k])
+        j = simplify(i - b)
+        if b == 0 and e == 0:
+            return j, None
+        if mode == "constant":
+            return j, between(0, j, d)
+        if mode == "edge":
+            return minimum(maximum(j, 0), d - 1), None
+        if mode == "wrap":
+            return j % d, None
+        up = where(j < 0, -j, j)  # reflect without repeating the edge
+        return where(up >= d, (d - 1) * 2 - up, up), None
+
+    def body(*i: Expr) -> Expr:
+        at = [source(k, e) for k, e in enumerate(i)]
+        inside = None
+        for _, cond in at:
+            if cond is not None:
+                inside = cond if inside is None else inside & cond
+        element = x[tuple(j for j, _ in at)]
+        if inside is None:
+            return element
+        truth = known(inside)
+        return element if truth else value if truth is False else where(inside, element, value)
+
+    return Loops(shape, body, x.dtype)
+
+
+def _pads(x: Tensor, pads: Sequence[Dim], axes: Sequence[int] | None) -> tuple[list[Dim], list[Dim]]:
+    n = len(pads) // 2
+    begin: list[Dim] = [0] * x.rank
+    end: list[Dim] = [0] * x.rank
+    for k, axis in enumerate(range(x.rank) if axes is None else axes):
+        begin[axis_of(axis, x.rank)] = pads[k]
+        end[axis_of(axis, x.rank)] = pads[n + k]
+    return begin, end
+
+
+@view(name="Pad", since=2)
+def Pad_2(x, *, mode="constant", pads, value=0.0):
+    """Pad with attributes."""
+    begin, end = _pads(x, pads, None)
+    return _pad(x, begin, end, mode, lit(value, x.dtype))
+
+
+@view(since=11)
+def Pad(x, pads, constant_value=None, axes=None, *, mode="constant"):
+    """Pad by constant, edge, reflect or wrap; negative pads crop."""
+    if constant_value is None:
+        value: Expr = lit(0, x.dtype)
+    elif constant_value.immediate is not None:
+        value = constant_value.immediate
+    else:
+        value = constant_value[tuple(0 for _ in constant_value.shape)]
+    begin, end = _pads(x, pads.dims(), None if axes is None else axes.ints())
+    if any(isinstance(p, int) and p < 0 for p in (*begin, *end)) and mode != "constant":
+        raise Unsupported("UN_ATTR", f"Pad mode={mode} with negative pads is not implemented")
+    return _pad(x, begin, end, mode, value)
+
+
+# --- gathering -----------------------------------------------------------------------------------------------------
+def _wrap(index: Expr, dim: Dim) -> Expr:
+    """Negative indices count from the end."""
+    j = cast(index, DType.I64)
+    if isinstance(j, Lit):
+        return simplify(j + dim_expr(dim)) if j.value < 0 else j
+    return where(j < 0, j + dim_expr(dim), j)
+
+
+def _checked(data: Tensor, indices: Tensor, k: int) -> None:
+    """Run-time indices may be out of range, which onnxruntime reports; a kernel cannot. Known ones are checked here."""
+    d = data.shape[k]
+    if indices.known is None:
+        raise Unsupported("UN_DATA_DEPENDENT", "run-time indices are checked by the runtime")
+    values = [as_dim(cast(e, DType.I64)) for e in indices.known.flat]
+    for v in values:
+        if isinstance(v, int) and isinstance(d, int) and not -d <= v < d:
+            raise Unsupported("UN_SHAPE_MISMATCH", f"index {v} is out of range for extent {d}")
+        if not isinstance(v, int) or not isinstance(d, int):
+            continue
+
+
+@view
+def Gather(data, indices, *, axis=0):
+    """Entries of an axis by index."""
+    k = axis_of(axis, data.rank)
+    _checked(data, indices, k)
+    q = indices.rank
+    shape = [*data.shape[:k], *indices.shape, *data.shape[k + 1 :]]
+
+    def body(*i: Expr) -> Expr:
+        j = _wrap(indices[i[k : k + q]] if indices.immediate is None else indices.immediate, data.shape[k])
+        return data[(*i[:k], j, *i[k + q :])]
+
+    return Loops(shape, body, data.dtype)
+
+
+@view(since=11)
+def GatherElements(data, indices, *, axis=0):
+    """Like numpy take_along_axis."""
+    k = axis_of(axis, data.rank)
+    _checked(data, indices, k)
+
+    def body(*i: Expr) -> Expr:
+        return data[tuple(_wrap(indices[i], data.shape[k]) if n == k else e for n, e in enumerate(i))]
+
+    return Loops(indices.shape, body, data.dtype)
+
+
+# --- space and depth -----------------------------------------------------------------------------------------------
+@view
+def DepthToSpace(x, *, blocksize, mode="DCR"):
+    """Channels become space."""
+    n, c, h, w = x.shape
+    b = blocksize
+    out = as_dim(dim_expr(c) // (b * b))
+
+    def body(bi: Expr, ci: Expr, y: Expr, z: Expr) -> Expr:
+        dy, dx = y % b, z % b
+        channel = (dy * b + dx) * out + ci if mode == "DCR" else ci * (b * b) + dy * b + dx
+        return x[bi, channel, y // b, z // b]
+
+    return Loops([n, out, as_dim(dim_expr(h) * b), as_dim(dim_expr(w) * b)], body, x.dtype)
+
+
+@view
+def SpaceToDepth(x, *, blocksize):
+    """Space becomes channels."""
+    n, c, h, w = x.shape
+    b = blocksize
+
+    def body(bi: Expr, ci: Expr, y: Expr, z: Expr) -> Expr:
+        block, channel = ci // dim_expr(c), ci % dim_expr(c)
+        return x[bi, channel, y * b + block // b, z * b + block % b]
+
+    shape = [n, as_dim(dim_expr(c) * (b * b)), as_dim(dim_expr(h) // b), as_dim(dim_expr(w) // b)]
+    return Loops(shape, body, x.dtype)
+
+
+@view(since=14)
+def Trilu(x, k=None, *, upper=1):
+    """Upper or lower triangle of the last two dimensions; the rest becomes 0."""
+    shift = 0 if k is None else k.ints()[0]
+
+    def body(*i: Expr) -> Expr:
+        row, col = i[-2], i[-1]
+        keep = col >= row + shift if upper else col <= row + shift
+        return guarded(keep, lambda: x[i], 0)
+
+    return Loops(x.shape, body, x.dtype)
+
+
+@view(since=9)
+def EyeLike(x, *, dtype=None, k=0):
+    """Ones on a diagonal."""
+    kind = x.dtype if dtype is None else DType.from_onnx(dtype)
+    if kind is None or not kind.computable:
+        raise Unsupported("UN_DTYPE", "EyeLike of this element type only passes through")
+    return Loops(x.shape, lambda i, j: where(apply("eq", j, i + k), lit(1, kind), lit(0, kind)), kind)
+
+
+# --- resize --------------------------------------------------------------------------------------------------------
+F32 = DType.F32
+
+
+def _position(i: Expr, mode: str, scale: Expr, length: Dim, out: Dim) -> Expr:
+    """Source coordinate (f32) of output index i along one dimension."""
+    x = cast(i, F32)
+    length_f, out_f = cast(dim_expr(length), F32), cast(dim_expr(out), F32)
+    match mode:
+        case "asymmetric":
+            return x / scale
+        case "half_pixel":
+            return (x + 0.5) / scale - 0.5
+        case "pytorch_half_pixel":
+            moved = (x + 0.5) / scale - 0.5
+            return where(out_f > 1.0, moved, lit(0, F32))
+        case "align_corners":
+            return where(apply("eq", out_f, lit(1, F32)), lit(0, F32), x * (length_f - 1.0) / (out_f - 1.0))
+        case "half_pixel_symmetric":
+            adjustment = out_f / (scale * length_f)
+            center = length_f / 2.0
+            return center * (lit(1, F32) - adjustment) + (x + 0.5) / scale - 0.5
+    raise Unsupported("UN_ATTR", f"Resize coordinate_transformation_mode={mode} is not implemented")
+
+
+def _nearest(x: Expr, mode: str) -> Expr:
+    match mode:
+        case "round_prefer_floor":
+            return apply("ceil", x - 0.5)
+        case "round_prefer_ceil":
+            return apply("floor", x + 0.5)
+        case "floor":
+            return apply("floor", x)
+        case "ceil":
+            return apply("ceil", x)
+    raise Unsupported("UN_ATTR", f"Resize nearest_mode={mode} is not implemented")
+
+
+def _integral(scale: float, coordinates: str, nearest: str) -> int | None:
+    """The factor of an up-sampling whose source index is exactly i // factor."""
+    exact = (coordinates == "asymmetric" and nearest == "floor") or (
+        coordinates in ("half_pixel", "pytorch_half_pixel") and nearest == "round_prefer_floor"
+    )
+    return int(scale) if exact and scale >= 1 and float(scale).is_integer() else None
+
+
+def resized(x: Tensor, out: Sequence[Dim], scales: Sequence[Expr], mode: str, coordinates: str, nearest: str) -> Loops:
+    """Nearest or (multi-)linear resampling; `scales` are f32 expressions, one per dimension."""
+
+    def is_plain(k: int) -> bool:
+        return same(out[k], x.shape[k]) and isinstance(scales[k], Lit) and scales[k].value == 1.0
+
+    def taps(k: int, i: Expr) -> list[tuple[Expr, Expr | None]]:
+        """(index, weight) pairs along dimension k."""
+        if is_plain(k):
+            return [(i, None)]
+        last = dim_expr(x.shape[k]) - 1
+        scale = scales[k]
+        if mode == "nearest":
+            factor = _integral(float(scale.value), coordinates, nearest) if isinstance(scale, Lit) else None
+            if factor is not None:
+                return [(i // factor, None)]
+            at = cast(_nearest(_position(i, coordinates, scale, x.shape[k], out[k]), nearest), DType.I64)
+            return [(minimum(maximum(at, 0), last), None)]
+        pos = _position(i, coordinates, scale, x.shape[k], out[k])
+        pos = minimum(maximum(pos, 0.0), cast(last, F32))
+        low = cast(pos, DType.I64)
+        high = minimum(low + 1, last)
+        part = pos - cast(low, F32)
+        return [(low, lit(1, F32) - part), (high, part)]
+
+    def body(*i: Expr) -> Expr:
+        grid: list[tuple[tuple[Expr, ...], Expr | None]] = [((), None)]
+        for k, e in enumerate(i):
+            grid = [
+                ((*index, j), w if v is None else v if w is None else w * v) for index, w in grid for j, v in taps(k, e)
+            ]
+        if len(grid) == 1:
+            return x[grid[0][0]]
+        total: Expr | None = None
+        for index, w in grid:
+            assert w is not None
+            term = cast(x[index], F32) * w
+            total = term if total is None else total + term
+        assert total is not None
+        return cast(total, x.dtype)
+
+    return Loops(list(out), body, x.dtype)
+
+
+def _scaled_dim(d: Dim, scale: float) -> Dim:
+    if float(scale).is_integer():
+        return as_dim(dim_expr(d) * int(scale))
+    if isinstance(d, int):
+        return math.floor(d * scale)
+    return as_dim(cast(apply("floor", cast(d, F32) * scale), DType.I64))
+
+
+def _resize(x: Tensor, scales: Tensor | None, sizes: Tensor | None, mode: str, coordinates: str, nearest: str) -> Loops:
+    if not x.dtype.is_float and mode != "nearest":
+        raise Unsupported("UN_DTYPE", f"Resize mode={mode} on {x.dtype} is not implemented")
+    if x.dtype is DType.F64:
+        raise Unsupported("UN_DTYPE", "Resize on f64 is not implemented")
+    if sizes is not None and sizes.shape != (0,):
+        out = sizes.dims()
+        factors: list[Expr] = [lit(1, F32) if same(o, d) else _ratio(o, d) for o, d in zip(out, x.shape, strict=True)]
+        return resized(x, out, factors, mode, coordinates, nearest)
+    if scales is None:
+        raise Unsupported("UN_ARITY", "Resize has neither scales nor sizes")
+    values = scales.floats()
+    out = [_scaled_dim(d, s) for d, s in zip(x.shape, values, strict=True)]
+    return resized(x, out, [lit(s, F32) for s in values], mode, coordinates, nearest)
+
+
+def _ratio(out: Dim, d: Dim) -> Expr:
+    if isinstance(out, int) and isinstance(d, int):
+        return lit(out / d, F32)
+    return cast(dim_expr(out), F32) / cast(dim_expr(d), F32)
+
+
+@view(name="Upsample", since=9)
+def Upsample(x, scales, *, mode="nearest"):
+    """Resize with asymmetric coordinates and floor."""
+    return _resize(x, scales, None, mode, "asymmetric", "floor")
+
+
+@view(name="Upsample", since=7)
+def Upsample_7(x, *, mode="nearest", scales):
+    """Resize with scales as attribute."""
+    out = [_scaled_dim(d, s) for d, s in zip(x.shape, scales, strict=True)]
+    return resized(x, out, [lit(s, F32) for s in scales], mode, "asymmetric", "floor")
+
+
+@view(name="Resize", since=10)
+def Resize_10(x, scales, *, mode="nearest"):
+    """Resize of opset 10: asymmetric coordinates, floor."""
+    return _resize(x, scales, None, mode, "asymmetric", "floor")
+
+
+@view(since=11)
+def Resize(
+    x,
+    roi=None,
+    scales=None,
+    sizes=None,
+    *,
+    coordinate_transformation_mode="half_pixel",
+    cubic_coeff_a=-0.75,
+    exclude_outside=0,
+    extrapolation_value=0.0,
+    mode="nearest",
+    nearest_mode="round_prefer_floor",
+    antialias=0,
+    axes=None,
+    keep_aspect_ratio_policy="stretch",
+):
+    """Resampling: nearest and linear; other modes are declined."""
+    if mode not in ("nearest", "linear"):
+        raise Unsupported("UN_ATTR", f"Resize mode={mode} is not implemented")
+    if antialias or axes is not None or keep_aspect_ratio_policy != "stretch" or exclude_outside:
+        raise Unsupported(
+            "UN_ATTR", "Resize with antialias, axes, exclude_outside or an aspect policy is not implemented"
+        )
+    used = None if scales is None or scales.shape == (0,) else scales
+    return _resize(x, used, sizes, mode, coordinate_transformation_mode, nearest_mode)

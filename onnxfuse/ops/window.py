@@ -1,0 +1,112 @@
+"""Sliding windows: pools and local response normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxfuse.errors import Unsupported
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Expr, Lit, cast, lit
+from onnxfuse.ir.simplify import dim_expr, simplify
+from onnxfuse.ops.contract import _inside, _out_extent, spatial_pads
+from onnxfuse.ops.dsl import Loops, between, compute, guarded, maximum, minimum, power
+from onnxfuse.ops.reduce import lowest
+from onnxfuse.ops.table import window
+
+
+def _places(
+    i: Sequence[Expr], n: int, stride: Sequence[int], dilation: Sequence[int], begin: Sequence[int]
+) -> list[Expr]:
+    pos, taps = i[2 : 2 + n], i[2 + n :]
+    return [simplify(pos[k] * stride[k] + taps[k] * dilation[k] - begin[k]) for k in range(n)]
+
+
+@window
+def MaxPool(
+    x,
+    *,
+    auto_pad="NOTSET",
+    ceil_mode=0,
+    dilations=None,
+    kernel_shape,
+    pads=None,
+    storage_order=0,
+    strides=None,
+    outputs,
+):
+    """Maximum over a window; padding never wins."""
+    if outputs > 1:
+        raise Unsupported("UN_ARITY", "MaxPool with the Indices output is not implemented")
+    n = x.rank - 2
+    kernel = list(kernel_shape)
+    stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
+    begin, end = spatial_pads(x, kernel, stride, dilation, pads, auto_pad)
+    spatial = [
+        _out_extent(x.shape[2 + k], kernel[k], stride[k], dilation[k], begin[k], end[k], ceil_mode) for k in range(n)
+    ]
+    init = lowest(x.dtype)
+
+    def body(*i: Expr) -> Expr:
+        at = _places(i, n, stride, dilation, begin)
+        return guarded(_inside(at, x.shape[2:]), lambda: compute(x[(i[0], i[1], *at)]), init)
+
+    return Loops([*x.shape[:2], *spatial], body, x.dtype, kernel, "max", init)
+
+
+@window
+def AveragePool(
+    x, *, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None, kernel_shape, pads=None, strides=None
+):
+    """Mean over a window, over the elements inside (or over padding too: count_include_pad)."""
+    if not x.dtype.is_float:
+        raise Unsupported("UN_DTYPE", f"AveragePool on {x.dtype}")
+    n = x.rank - 2
+    kernel = list(kernel_shape)
+    stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
+    begin, end = spatial_pads(x, kernel, stride, dilation, pads, auto_pad)
+    spatial = [
+        _out_extent(x.shape[2 + k], kernel[k], stride[k], dilation[k], begin[k], end[k], ceil_mode) for k in range(n)
+    ]
+    work = x.dtype.compute
+
+    def body(*i: Expr) -> Expr:
+        at = _places(i, n, stride, dilation, begin)
+        return guarded(_inside(at, x.shape[2:]), lambda: compute(x[(i[0], i[1], *at)]), 0)
+
+    def count(pos: Sequence[Expr]) -> Expr:
+        """How many taps lie inside (the padded input, or the input)."""
+        total: Expr = lit(1, DType.I64)
+        for k in range(n):
+            first = pos[k] * stride[k] - begin[k]
+            low, high = (
+                (-begin[k], dim_expr(x.shape[2 + k]) + end[k]) if count_include_pad else (0, dim_expr(x.shape[2 + k]))
+            )
+            d = dilation[k]
+            skipped = maximum((low - first + (d - 1)) // d, 0)
+            reached = minimum((high - first + (d - 1)) // d, kernel[k])
+            total = total * simplify(reached - skipped)
+        return simplify(total)
+
+    def finish(acc: Expr, *i: Expr) -> Expr:
+        taps = count(i[2:])
+        return acc / (lit(taps.value, work) if isinstance(taps, Lit) else cast(taps, work))
+
+    return Loops([*x.shape[:2], *spatial], body, x.dtype, kernel, finish=finish)
+
+
+@window
+def LRN(x, *, alpha=0.0001, beta=0.75, bias=1.0, size):
+    """Local response normalisation across channels."""
+    half = (size - 1) // 2
+    channels = dim_expr(x.shape[1])
+
+    def body(*i: Expr) -> Expr:
+        j = simplify(i[1] + i[-1] - half)
+        value = guarded(between(0, j, channels), lambda: compute(x[(i[0], j, *i[2:-1])]), 0)
+        return value * value
+
+    def finish(acc: Expr, *i: Expr) -> Expr:
+        scale = acc * (alpha / size) + bias
+        return compute(x[i]) * power(scale, lit(-beta, scale.dtype))
+
+    return Loops(x.shape, body, x.dtype, [size], finish=finish)
