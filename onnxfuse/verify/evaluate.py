@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
-import onnx_ir
 import onnxruntime
 
 from onnxfuse.errors import UsageError
@@ -96,8 +95,8 @@ def _element(array: np.ndarray) -> int:
 
 def _attributes(node: Node) -> list[onnx.AttributeProto]:
     """The user's own attributes word for word where the node is still the one that was read."""
-    if isinstance(node.source, onnx_ir.Node):
-        return [onnx_ir.to_proto(a) for a in node.source.attributes.values()]
+    if isinstance(node.source, onnx.NodeProto):
+        return list(node.source.attribute)
     return [_attribute(name, value) for name, value in node.attrs.items()]
 
 
