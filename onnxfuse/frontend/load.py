@@ -1,0 +1,282 @@
+"""A model from anywhere -> Loaded: a ModelProto without initializer data, and the tensors beside it.
+
+The split keeps large models out of protobuf: everything later copies, checks and serialises the small skeleton, and
+tensors are handed from input to output as objects. External data is memory-mapped when read. The caller's object is
+never changed. All complaints are UsageErrors that name the object and the numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir
+from google.protobuf.message import DecodeError
+
+from onnxfuse.errors import UsageError
+from onnxfuse.frontend.protos import all_graphs, domain_of
+
+ModelLike = str | os.PathLike[str] | bytes | bytearray | onnx.ModelProto | onnx_ir.Model
+PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The model taken apart. `proto` is ours to change while reading; `tensors` are the main graph's initializers."""
+
+    proto: onnx.ModelProto
+    tensors: Mapping[str, onnx_ir.TensorProtocol]
+    path: Path | None
+
+
+def load(model: ModelLike) -> Loaded:
+    """Take a model apart (see the module docstring)."""
+    if isinstance(model, onnx_ir.Model):
+        return _from_ir(model)
+    if isinstance(model, onnx.ModelProto):
+        return _take_apart(model, None)
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return _take_apart(_parse(bytes(model), "the given bytes"), None)
+    path = Path(model)
+    return _take_apart(_parse(_read(path), f"{path}"), path)
+
+
+def _read(path: Path) -> bytes:
+    if path.is_dir():
+        raise UsageError("E_IS_DIRECTORY", f"{path} is a directory", hint="give the .onnx file")
+    if not path.exists():
+        raise UsageError("E_NO_FILE", f"{path} does not exist", f"current directory: {Path.cwd()}")
+    if not path.is_file():
+        raise UsageError("E_NO_FILE", f"{path} is not a regular file")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError("E_NO_FILE", f"{path} cannot be read", str(error.strerror)) from error
+
+
+def _parse(data: bytes, what: str) -> onnx.ModelProto:
+    if not data:
+        raise UsageError("E_EMPTY", f"{what}: empty, not an ONNX model", "0 bytes")
+    if len(data) > PROTOBUF_LIMIT:
+        raise UsageError(
+            "E_TOO_LARGE",
+            f"{what}: larger than protobuf allows",
+            f"{len(data)} bytes > {PROTOBUF_LIMIT}",
+            "store the weights as external data",
+        )
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise UsageError(
+            "E_PARSE",
+            f"{what}: not an ONNX model, or a truncated one",
+            f"{len(data)} bytes that are not a ModelProto",
+            "was the file copied or downloaded completely?",
+        ) from error
+    return proto
+
+
+def _take_apart(whole: onnx.ModelProto, path: Path | None) -> Loaded:
+    """Tensors keep pointing into `whole`, which is not changed: no copy of weights is made."""
+    what = str(path) if path is not None else "the model"
+    if not whole.HasField("graph") or not (whole.ir_version or whole.opset_import):
+        raise UsageError(
+            "E_NOT_MODEL",
+            f"{what}: not an ONNX model",
+            f"graph: {'yes' if whole.HasField('graph') else 'no'}, ir_version: {whole.ir_version}",
+        )
+    proto = onnx.ModelProto()
+    _copy_fields(whole, proto, skip="graph")
+    _copy_fields(whole.graph, proto.graph, skip="initializer")
+    places = _Places(path)
+    tensors: dict[str, onnx_ir.TensorProtocol] = {}
+    for tensor in whole.graph.initializer:
+        if not tensor.name:
+            raise UsageError("E_INVALID_MODEL", f"{what}: an initializer has no name", f"dims {list(tensor.dims)}")
+        if tensor.name in tensors:
+            raise UsageError("E_DUPLICATE_VALUE", f"initializer {tensor.name!r} is there twice")
+        tensors[tensor.name] = _tensor(tensor, places)
+    for nested in _nested_tensors(proto.graph):
+        _internalise(nested, places)
+    return Loaded(proto, tensors, path)
+
+
+def _copy_fields(source: onnx.ModelProto | onnx.GraphProto, target: object, skip: str) -> None:
+    for field, value in source.ListFields():
+        if field.name == skip:
+            continue
+        if field.is_repeated:
+            getattr(target, field.name).extend(value)
+        elif field.message_type is not None:
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)
+
+
+def _from_ir(model: onnx_ir.Model) -> Loaded:
+    """An onnx_ir model: its initializers are taken over as objects, the rest goes through protobuf."""
+    held = {name: value.const_value for name, value in model.graph.initializers.items()}
+    clone = model.clone()
+    for name, value in clone.graph.initializers.items():
+        tensor = held.get(name)
+        if tensor is None:
+            raise UsageError("E_INVALID_MODEL", f"initializer {name!r} has no data")
+        value.const_value = onnx_ir.ExternalTensor("-", 0, 0, tensor.dtype, shape=tensor.shape, name=name)  # type: ignore[arg-type]
+    proto = onnx_ir.to_proto(clone)
+    del proto.graph.initializer[:]
+    for nested in _nested_tensors(proto.graph):
+        if nested.data_location == onnx.TensorProto.EXTERNAL:
+            raise UsageError(
+                "E_EXTERNAL_PATH",
+                f"tensor {nested.name!r} inside a subgraph has external data",
+                hint="give the path of the model file instead of the object",
+            )
+    return Loaded(proto, {k: v for k, v in held.items() if v is not None}, None)
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where external data may lie: beside the model as named, or beside the file its symlink leads to."""
+
+    model: Path | None
+
+    def resolve(self, tensor: onnx.TensorProto, location: str) -> Path:
+        what = f"external data of tensor {tensor.name!r}"
+        if self.model is None:
+            raise UsageError(
+                "E_EXTERNAL_MISSING",
+                f"{what} cannot be found",
+                f"location {location!r}, but the model was given without a directory",
+                "give the path of the model file",
+            )
+        directory = Path(os.path.abspath(self.model)).parent
+        roots = (directory.resolve(), self.model.resolve().parent)
+        lexical = Path(os.path.normpath(directory / location))
+        found = lexical.resolve()
+        inside = lexical.is_relative_to(directory) and any(found.is_relative_to(r) for r in roots)
+        if os.path.isabs(location) or not location or not inside:
+            raise UsageError(
+                "E_EXTERNAL_PATH",
+                f"{what} lies outside the model's directory",
+                f"location {location!r} leads to {found}, the model is in {directory}",
+                "move the data file beside the model",
+            )
+        if not found.is_file():
+            raise UsageError("E_EXTERNAL_MISSING", f"{what} is missing", f"no file {found}", "copy it beside the model")
+        return found
+
+
+def _tensor(proto: onnx.TensorProto, places: _Places) -> onnx_ir.TensorProtocol:
+    if proto.data_location == onnx.TensorProto.EXTERNAL:
+        return _external(proto, places)
+    _check_data(proto)
+    return onnx_ir.serde.TensorProtoTensor(proto)
+
+
+def _external(proto: onnx.TensorProto, places: _Places) -> onnx_ir.ExternalTensor:
+    info = {e.key: e.value for e in proto.external_data}
+    path = places.resolve(proto, info.get("location", ""))
+    dtype, expected = _data_type(proto), _data_bytes(proto)
+    try:
+        offset = int(info.get("offset") or 0)
+        length = int(info["length"]) if info.get("length") else expected
+    except ValueError as error:
+        raise UsageError("E_EXTERNAL_SIZE", f"external data of tensor {proto.name!r}", str(error)) from error
+    size = path.stat().st_size
+    if offset < 0 or length != expected or offset + length > size:
+        raise UsageError(
+            "E_EXTERNAL_SIZE",
+            f"external data of tensor {proto.name!r} does not fit its file",
+            f"{path.name}: offset {offset} + {length} bytes of {size}; dims {list(proto.dims)} {dtype} need {expected}",
+            "the data file is truncated or belongs to another model",
+        )
+    # An absolute location without base_dir: the places were checked here, and by rules that allow symlinked caches.
+    return onnx_ir.ExternalTensor(
+        str(path), offset, length, dtype, shape=onnx_ir.Shape(list(proto.dims)), name=proto.name,
+        doc_string=proto.doc_string or None,
+    )  # fmt: skip
+
+
+def _data_type(proto: onnx.TensorProto) -> onnx_ir.DataType:
+    try:
+        dtype = onnx_ir.DataType(proto.data_type)
+    except ValueError as error:
+        raise UsageError("E_TENSOR", f"tensor {proto.name!r}: unknown element type {proto.data_type}") from error
+    if dtype == onnx_ir.DataType.UNDEFINED:
+        raise UsageError("E_TENSOR", f"tensor {proto.name!r} has no element type")
+    return dtype
+
+
+def _elements(proto: onnx.TensorProto) -> int:
+    total = 1
+    for d in proto.dims:
+        if d < 0:
+            raise UsageError("E_TENSOR", f"tensor {proto.name!r} has a negative dimension", f"dims {list(proto.dims)}")
+        total *= d
+    return total
+
+
+def _data_bytes(proto: onnx.TensorProto) -> int:
+    return (_elements(proto) * _data_type(proto).bitwidth + 7) // 8
+
+
+def _check_data(proto: onnx.TensorProto) -> None:
+    """The stored data must be as long as the dimensions say."""
+    dtype, count = _data_type(proto), _elements(proto)
+    if dtype == onnx_ir.DataType.STRING:
+        stored, needed, unit = len(proto.string_data), count, "strings"
+    elif proto.HasField("raw_data"):
+        stored, needed, unit = len(proto.raw_data), _data_bytes(proto), "bytes"
+    else:
+        stored = sum(
+            len(f) for f in (proto.float_data, proto.int32_data, proto.int64_data, proto.double_data, proto.uint64_data)
+        )
+        packed = 8 // dtype.bitwidth if dtype.bitwidth < 8 and dtype.bitwidth in (2, 4) else 1
+        pair = 2 if dtype in (onnx_ir.DataType.COMPLEX64, onnx_ir.DataType.COMPLEX128) else 1
+        needed, unit = (count * pair + packed - 1) // packed, "numbers"
+    if stored != needed:
+        raise UsageError(
+            "E_TENSOR",
+            f"tensor {proto.name!r}: data does not match its dimensions",
+            f"dims {list(proto.dims)} {dtype} need {needed} {unit}, found {stored}",
+        )
+
+
+def _nested_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Tensors in attributes and in subgraphs."""
+    for g in all_graphs(graph):
+        yield from g.initializer
+        for node in g.node:
+            for attr in node.attribute:
+                if attr.HasField("t"):
+                    yield attr.t
+                yield from attr.tensors
+
+
+def _internalise(proto: onnx.TensorProto, places: _Places) -> None:
+    """External data below the top level is small and rare: it moves into the model, so that paths do not matter."""
+    if proto.data_location != onnx.TensorProto.EXTERNAL:
+        return
+    data = _external(proto, places).tobytes()
+    del proto.external_data[:]
+    proto.ClearField("data_location")
+    proto.raw_data = data
+
+
+def opset_of(proto: onnx.ModelProto) -> dict[str, int]:
+    """Opset imports; two spellings of the default domain must agree."""
+    found: dict[str, int] = {}
+    for entry in proto.opset_import:
+        domain = domain_of(entry.domain)
+        if found.setdefault(domain, entry.version) != entry.version:
+            raise UsageError(
+                "E_OPSET_IMPORT",
+                f"domain {domain or 'ai.onnx'!r} is imported twice",
+                f"versions {found[domain]} and {entry.version}",
+            )
+    return found

@@ -1,0 +1,109 @@
+"""Small facts about onnx protobufs that reading, inlining and checking share. No decisions here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir
+
+from onnxfuse.ir.dtypes import DType
+
+AttributeType = onnx.AttributeProto
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorConst:
+    """A constant of the user's model: read when asked for, written back as it was."""
+
+    tensor: onnx_ir.TensorProtocol
+
+    @property
+    def nbytes(self) -> int:
+        if self.tensor.dtype == onnx_ir.DataType.STRING:
+            return int(sum(len(s) for s in np.asarray(self.tensor.numpy()).reshape(-1)))
+        return int(self.tensor.nbytes)
+
+    def numpy(self) -> np.ndarray:
+        return self.tensor.numpy()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseConst:
+    """A sparse initializer: stays sparse in the file, dense for whoever computes with it."""
+
+    sparse: onnx.SparseTensorProto
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.sparse.dims) * _tensor(self.sparse.values).itemsize
+
+    def numpy(self) -> np.ndarray:
+        values, indices = _tensor(self.sparse.values), _tensor(self.sparse.indices)
+        dense = np.zeros(tuple(self.sparse.dims), values.dtype)
+        if indices.ndim == 1:
+            dense.reshape(-1)[indices] = values
+        else:
+            dense[tuple(indices.T)] = values
+        return dense
+
+
+def _tensor(proto: onnx.TensorProto) -> np.ndarray:
+    return onnx_ir.serde.TensorProtoTensor(proto).numpy()
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Graphs in the attributes of a node (not those nested deeper)."""
+    for attr in node.attribute:
+        if attr.HasField("g"):
+            yield attr.g
+        yield from attr.graphs
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and every graph nested in it, outer before inner."""
+    stack = [graph]
+    while stack:
+        g = stack.pop()
+        yield g
+        for node in g.node:
+            stack.extend(subgraphs(node))
+
+
+def local_names(graph: onnx.GraphProto) -> set[str]:
+    """Names a graph itself defines."""
+    names = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    names |= {t.values.name for t in graph.sparse_initializer}
+    return names | {name for node in graph.node for name in node.output if name}
+
+
+def captured_names(node: onnx.NodeProto) -> list[str]:
+    """Outer values that the subgraphs of a node read, in order of first use."""
+    found: dict[str, None] = {}
+    stack: list[tuple[onnx.GraphProto, frozenset[str]]] = [(g, frozenset()) for g in reversed(list(subgraphs(node)))]
+    while stack:
+        graph, scope = stack.pop()
+        inner = scope | local_names(graph)
+        for child in graph.node:
+            found.update((name, None) for name in child.input if name and name not in inner)
+            stack.extend((g, inner) for g in subgraphs(child))
+        found.update((o.name, None) for o in graph.output if o.name not in inner)
+    return list(found)
+
+
+def domain_of(name: str) -> str:
+    """The default domain has two spellings."""
+    return "" if name == "ai.onnx" else name
+
+
+def imports_of(entries: object) -> dict[str, int]:
+    """Opset imports by domain (of a ModelProto or FunctionProto field)."""
+    return {domain_of(e.domain): int(e.version) for e in entries}  # type: ignore[attr-defined]
+
+
+def dtype_of(code: int) -> DType | None:
+    """Element type, None when unset or newer than this version."""
+    return DType.from_onnx(code)
