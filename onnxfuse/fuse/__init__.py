@@ -1,1 +1,126 @@
-"""LoopGraph -> Partition: stage A (post-dominator), B (CanFuse), C (horizontal), D (cost); every decision recorded."""
+"""Fusion: which Computes run together.  LoopGraph -> Partition.
+
+    mode      stage A (group.py)          stage B (merge.py, rules.py)
+    none      -                           -                              every Compute alone
+    tvm       node-kind edges, cap 256    -                              TVM's partition
+    canfuse   per-edge kinds, cap 64/65   pairwise vertical growth
+    full      per-edge kinds, cap 64/65   pairwise vertical growth
+
+What holds afterwards: every live Compute is in exactly one group; the groups are in a topological order of the
+quotient graph (which has no cycle, nodes that stay included); a group holds at most one anchor; a value that is a
+graph output, captured by a subgraph, or read outside of its group is in the group's `writes`. Dead Computes are in no
+group. Every decision is a record with a stable code. Same input order, same result.
+
+Add a condition: one function in rules.py, one place in RULES. Do not put op names here: index maps and kinds only.
+"""
+
+from __future__ import annotations
+
+from onnxfuse.config import FusionConfig, FusionMode
+from onnxfuse.fuse.dominators import post_dominators
+from onnxfuse.fuse.facts import Facts, facts
+from onnxfuse.fuse.group import FUSED, NF_A_DEPTH, NF_A_EDGE_KIND, NF_A_PATH_KIND, NF_A_SINK_KIND, Growth, grow
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.loops import Compute, LoopGraph, Opaque
+from onnxfuse.ir.op import Kind
+from onnxfuse.ir.partition import Decision, Group, Number, Partition, Relation, Verdict, make_group
+
+KIND_OF_LEVEL = {k.level: k for k in Kind}
+
+
+def fuse(loops: LoopGraph, config: FusionConfig) -> Partition:
+    """Group the Computes of `loops`."""
+    known = facts(loops, config)
+    if config.mode is FusionMode.NONE:
+        return partition(loops, known, list(range(len(known.items))), ())
+    root, decisions = stage_a(known, config)
+    return partition(loops, known, root, decisions)
+
+
+def stage_a(known: Facts, config: FusionConfig) -> tuple[list[int], tuple[Decision, ...]]:
+    """Post-dominator grouping: the group of every item (an id shared by its members), and a record per attempt."""
+    tree = post_dominators(known.kind, known.succ, known.label, known.extern)
+    cap, bonus = (config.max_nodes_tvm, 0) if config.mode is FusionMode.TVM else (config.max_nodes, 1)
+    if NF_A_DEPTH in config.skip:
+        cap = len(known.items) + 1
+    growth = grow(known.kind, known.succ, known.extern, tree, cap, bonus)
+    decisions = tuple(_decision(known, growth, tree.parent, v, cap) for v in range(len(known.items)) if growth.code[v])
+    return growth.root, decisions
+
+
+def partition(loops: LoopGraph, known: Facts, owner: list[int], decisions: tuple[Decision, ...]) -> Partition:
+    """The Partition in which items with the same `owner` run together."""
+    members: dict[int, list[Compute]] = {}
+    for i, item in enumerate(known.items):
+        if isinstance(item, Compute):
+            members.setdefault(owner[i], []).append(item)
+    live = set(known.needed)
+    for v, readers in known.readers.items():
+        home = owner[known.producer[v]]
+        if any(owner[r] != home for r in readers):
+            live.add(v)
+    order = quotient_order(known, owner)
+    groups = tuple(_group(g, tuple(members[o]), live) for g, o in enumerate(o for o in order if o in members))
+    left = tuple(item for item in known.items if isinstance(item, Opaque))
+    return Partition(loops, groups, left, decisions)
+
+
+def quotient_order(known: Facts, owner: list[int]) -> list[int]:
+    """Owners in a topological order of the quotient graph; among ready ones the one with the earliest last item."""
+    import heapq
+
+    last: dict[int, int] = {}
+    for i, o in enumerate(owner):
+        last[o] = i
+    missing = dict.fromkeys(last, 0)
+    after: dict[int, list[int]] = {o: [] for o in last}
+    for u, out in enumerate(known.succ):
+        for v in out:
+            if owner[u] != owner[v]:
+                after[owner[u]].append(owner[v])
+                missing[owner[v]] += 1
+    ready = [(last[o], o) for o, m in missing.items() if m == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, o = heapq.heappop(ready)
+        order.append(o)
+        for v in after[o]:
+            missing[v] -= 1
+            if missing[v] == 0:
+                heapq.heappush(ready, (last[v], v))
+    assert len(order) == len(last), "the quotient graph has a cycle"
+    return order
+
+
+def group_kind(level: int) -> Kind:
+    """Kind of a level; pinned Computes count as opaque in the fusion but are ordinary Computes afterwards."""
+    return KIND_OF_LEVEL[level]
+
+
+def _group(gid: int, members: tuple[Compute, ...], live: set[Value]) -> Group:
+    from onnxfuse.analysis.kinds import kinds
+
+    levels = [kinds(c).node for c in members]
+    hardest = max(levels, key=lambda k: k.level)
+    anchor = next((c for c, k in zip(members, levels, strict=True) if k is Kind.ANCHOR), None)
+    return make_group(gid, members, hardest, anchor, live)
+
+
+def _decision(known: Facts, growth: Growth, parent: list[int], v: int, cap: int) -> Decision:
+    code, fact = growth.code[v], growth.fact[v]
+    at = parent[v]
+    target = at if at < len(known.items) else known.succ[v][0]
+    numbers: tuple[tuple[str, Number], ...] = ()
+    if code == FUSED:
+        numbers = (("phase", fact),)
+    elif code == NF_A_DEPTH:
+        numbers = (("nodes", fact), ("cap", cap))
+    elif code in (NF_A_EDGE_KIND, NF_A_SINK_KIND):
+        numbers = (("kind", str(KIND_OF_LEVEL[fact])),)
+    elif code == NF_A_PATH_KIND:
+        numbers = (("kind", str(KIND_OF_LEVEL[fact])),)
+        if growth.blocker[v] >= 0:
+            numbers = (*numbers, ("node", known.name(growth.blocker[v])))
+    verdict = Verdict.FUSED if code == FUSED else Verdict.REFUSED
+    return Decision("A", known.name(v), known.name(target), Relation.VERTICAL, verdict, code, numbers)

@@ -1,0 +1,103 @@
+"""The LoopGraph as numbers: what both stages of the fusion need to know about items, read off once.
+
+Items are numbered in topological order; item i makes the values of `results(items[i])`. Dead Computes (no way to an
+output or to a node that stays) are left out before, so that every item has a reason to exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxfuse.analysis.kinds import kinds
+from onnxfuse.config import FusionConfig, FusionMode
+from onnxfuse.fuse.group import OPAQUE
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.loops import Compute, Item, LoopGraph, Opaque, results
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """Parallel lists over items.
+
+    kind     level of Kind; a pinned Compute (user's --keep) counts as opaque
+    succ     consumers, each once, in order; `label` the level of the edge to each
+    extern   makes a graph output or a value captured by a subgraph
+    readers  of every value made here: the items that read it, in order
+    needed   values that must exist under their own name whatever is fused: graph outputs, captured values
+    """
+
+    items: tuple[Item, ...]
+    kind: list[int]
+    succ: list[list[int]]
+    label: list[list[int]]
+    extern: list[bool]
+    pinned: list[bool]
+    producer: dict[Value, int]
+    readers: dict[Value, list[int]]
+    needed: frozenset[Value]
+
+    def name(self, i: int) -> str:
+        """Value name of a Compute, node name (or first output) of a node that stays."""
+        item = self.items[i]
+        if isinstance(item, Compute):
+            return item.out.name
+        made = item.node.results
+        return made[0].name if made else item.node.name
+
+
+def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
+    """Number the live items of `loops` and classify their edges."""
+    items = live_items(loops)
+    needed = frozenset(loops.outputs) | captured(items)
+    producer = {v: i for i, item in enumerate(items) for v in results(item)}
+    n = len(items)
+    kind, pinned = [OPAQUE] * n, [False] * n
+    succ: list[list[int]] = [[] for _ in range(n)]
+    label: list[list[int]] = [[] for _ in range(n)]
+    readers: dict[Value, list[int]] = {}
+    node_edges = config.mode is FusionMode.TVM
+    for i, item in enumerate(items):
+        levels: dict[int, int] = {}
+        if isinstance(item, Opaque):
+            reads = item.reads
+            levels = {producer[v]: OPAQUE for v in reads if v in producer}
+        else:
+            k = kinds(item)
+            reads = tuple(k.edges)
+            pinned[i] = is_pinned(item, config.keep)
+            kind[i] = OPAQUE if pinned[i] else k.node.level
+            for v, edge in k.edges.items():
+                p = producer.get(v)
+                if p is not None:
+                    level = kind[i] if node_edges or pinned[i] else edge.level
+                    levels[p] = max(levels.get(p, 0), level)
+        for v in reads:
+            if v in producer:
+                readers.setdefault(v, []).append(i)
+        for p, level in levels.items():
+            succ[p].append(i)
+            label[p].append(level)
+    extern = [any(v in needed for v in results(item)) for item in items]
+    return Facts(items, kind, succ, label, extern, pinned, producer, readers, needed)
+
+
+def is_pinned(c: Compute, keep: frozenset[str]) -> bool:
+    """The user wants this node to stay alone."""
+    return bool(keep) and (c.node.name in keep or any(o in keep for o in c.origin))
+
+
+def captured(items: tuple[Item, ...]) -> frozenset[Value]:
+    """Values that subgraphs of nodes that stay use by name."""
+    return frozenset(v for item in items if isinstance(item, Opaque) for v in item.node.captures)
+
+
+def live_items(loops: LoopGraph) -> tuple[Item, ...]:
+    """All nodes that stay, and the Computes something needs."""
+    wanted = set(loops.outputs)
+    out: list[Item] = []
+    for item in reversed(loops.items):
+        if isinstance(item, Compute) and item.out not in wanted:
+            continue
+        wanted.update(item.reads)
+        out.append(item)
+    return tuple(reversed(out))

@@ -1,0 +1,157 @@
+"""Stage A: TVM's post-dominator grouping, near-linear.  Integers and lists only; no Computes, no recursion.
+
+A node may join its immediate post-dominator P together with everything between (the region) when
+
+    rule 1  it is an anchor: every edge on the way is elemwise and the region and P are at most broadcast   (phase 0)
+    rule 2  it is elemwise or broadcast: no edge is harder than reduce, the region is at most injective and P is not
+            opaque; so pointwise code flows into a reduction or an anchor's epilogue          (phases 0 and 1)
+    rule 3  it is injective: region and P are at most injective                                            (phase 1)
+
+A reduction never starts; an opaque node never takes part. A group keeps the kind of its last node, except that an
+anchor hands its kind on. Every group has one exit, so the groups form a DAG without any cycle test (FUSION.md 1.5).
+
+Against the literal algorithm (tests/fuse/oracle.py) three static facts of the tree save the walks: the longest path
+alone may exceed the cap, and a reduce, anchor or opaque node in the region can never become joinable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxfuse.fuse.dominators import PostDominators
+
+ELEMWISE, BROADCAST, INJECTIVE, REDUCE, ANCHOR, OPAQUE = 0, 1, 2, 3, 4, 8
+
+# Codes of one node's last attempt (stable API); "" = never considered.
+FUSED = "FUSED"
+NF_A_OPAQUE = "NF_A_OPAQUE"
+NF_A_OUTPUT = "NF_A_OUTPUT"
+NF_A_NO_POSTDOM = "NF_A_NO_POSTDOM"
+NF_A_EDGE_KIND = "NF_A_EDGE_KIND"
+NF_A_PATH_KIND = "NF_A_PATH_KIND"
+NF_A_SINK_KIND = "NF_A_SINK_KIND"
+NF_A_DEPTH = "NF_A_DEPTH"
+NF_A_REDUCE_NO_START = "NF_A_REDUCE_NO_START"
+NF_A_PHASE = "NF_A_PHASE"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Growth:
+    """Result of stage A. `root[v]` is the last node of v's group; per node the code of its attempt and two facts.
+
+    `fact` depends on the code: the phase (FUSED), the kind met (EDGE_KIND, PATH_KIND, SINK_KIND), the number of
+    nodes (DEPTH). `blocker` is the node with that kind (PATH_KIND), else -1.
+    """
+
+    root: list[int]
+    code: list[str]
+    fact: list[int]
+    blocker: list[int]
+
+
+def grow(
+    kind: Sequence[int],
+    succ: Sequence[Sequence[int]],
+    extern: Sequence[bool],
+    tree: PostDominators,
+    cap: int,
+    anchor_bonus: int = 0,
+) -> Growth:
+    """Both sweeps. `cap` is the largest number of nodes of a group, plus `anchor_bonus` if an anchor is in it."""
+    n = len(kind)
+    uf = list(range(n))
+    own = list(kind)  # kind of the group record of a node; its root's entry is the group's kind
+    count = [1] * n
+    anchored = [k == ANCHOR for k in kind]
+    stamp = [0] * n
+    clock = 0
+    code, fact, blocker = [""] * n, [0] * n, [-1] * n
+    parent, edge, region, longest = tree.parent, tree.edge, tree.region, tree.longest
+
+    def find(v: int) -> int:
+        while uf[v] != v:
+            uf[v] = uf[uf[v]]
+            v = uf[v]
+        return v
+
+    for phase in (0, 1):
+        for v in range(n):
+            if code[v] == FUSED:
+                continue
+            k, p = own[v], parent[v]
+            if p == n:
+                if succ[v]:
+                    code[v] = NF_A_OPAQUE if k == OPAQUE else NF_A_OUTPUT if extern[v] else NF_A_NO_POSTDOM
+                continue
+            if k == OPAQUE or kind[p] == OPAQUE:
+                code[v] = NF_A_OPAQUE
+                continue
+            if k == REDUCE:
+                code[v] = NF_A_REDUCE_NO_START
+                continue
+            if phase == 0 and k == INJECTIVE:
+                code[v] = NF_A_PHASE
+                continue
+            if phase == 1 and k == ANCHOR:
+                continue  # its verdict of phase 0 stands
+            hardest = edge[v]
+            if hardest > ELEMWISE if k == ANCHOR else k <= BROADCAST and hardest > REDUCE:
+                code[v], fact[v] = NF_A_EDGE_KIND, hardest
+                continue
+            root = find(p)
+            if find(v) == root:
+                code[v], fact[v] = FUSED, phase  # swallowed with an earlier region
+                continue
+            limit = cap + anchor_bonus if k == ANCHOR or anchored[root] else cap
+            if longest[v] - longest[p] + 1 > limit:
+                code[v], fact[v] = NF_A_DEPTH, longest[v] - longest[p] + 1
+                continue
+            inner = BROADCAST if k == ANCHOR else INJECTIVE
+            if region[v] > INJECTIVE:
+                code[v], fact[v], blocker[v] = NF_A_PATH_KIND, region[v], -1
+                continue
+            sink = own[root]
+            if sink > (ANCHOR if k <= BROADCAST else inner):
+                code[v], fact[v] = NF_A_SINK_KIND, sink
+                continue
+
+            # Only now walk the region: current kinds and sizes of the groups in it.
+            clock += 1
+            total = count[root] + count[v]
+            between: list[int] = []
+            stack = [v]
+            refused = total > limit
+            while stack and not refused:
+                for c in succ[stack.pop()]:
+                    if c == p or stamp[c] == clock:
+                        continue
+                    stamp[c] = clock
+                    total += count[c]
+                    met = own[find(c)]
+                    if total > limit:
+                        refused = True
+                        break
+                    if met > inner:
+                        code[v], fact[v], blocker[v] = NF_A_PATH_KIND, met, c
+                        refused = True
+                        break
+                    between.append(c)
+                    stack.append(c)
+            if refused:
+                if total > limit:
+                    code[v], fact[v] = NF_A_DEPTH, total
+                continue
+
+            between.append(v)
+            for u in between:
+                child = find(u)
+                if child == root:
+                    continue
+                uf[child] = root
+                count[root] += count[child]
+                if anchored[child]:
+                    anchored[root] = True
+                    own[root] = max(own[root], own[child])
+            code[v], fact[v], blocker[v] = FUSED, phase, -1
+    return Growth([find(v) for v in range(n)], code, fact, blocker)
