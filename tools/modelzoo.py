@@ -95,7 +95,7 @@ def feeds(model: Model, case: Shapes, dtypes: Mapping[str, np.dtype], seed: int 
 
 
 def sample(rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype, rule: Mapping[str, object]) -> np.ndarray:
-    """Random values of one input: as the rule says, else standard normal (floats), 0..9 (integers), coin flips (bool)."""
+    """Random values of one input: by the rule, else standard normal (floats), 0..9 (integers), coin flips (bool)."""
     shape = tuple(shape)
     if "value" in rule:
         return np.full(shape, rule["value"], dtype)
