@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from onnxfuse.ir.graph import Value
     from onnxfuse.ir.loops import Axis
 
-Number = Union[int, float, bool]
+Number = int | float | bool
 Operand = Union["Expr", int, float, bool]
 _SERIAL = itertools.count()
 

@@ -53,7 +53,7 @@ class Constant(Protocol):
     def numpy(self) -> np.ndarray: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ArrayConst:
     """A constant made by us (folded, or a transformed weight)."""
 
@@ -97,6 +97,13 @@ class Node:
         """Outputs that are present."""
         return tuple(v for v in self.outputs if v is not None)
 
+    def __str__(self) -> str:
+        from onnxfuse.ir.text import show_item  # text imports this module
+
+        return show_item(self)
+
+    __repr__ = __str__
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
@@ -139,6 +146,14 @@ class Graph:
     def escapes(self) -> set[Value]:
         """Values that must exist under their own name: graph outputs and captures of subgraphs."""
         return set(self.outputs) | {v for n in self.nodes for v in n.captures}
+
+    def __str__(self) -> str:
+        from onnxfuse.ir.text import show  # text imports this module
+
+        return show(self)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}>"
 
 
 def fresh_name(base: str, taken: set[str]) -> str:

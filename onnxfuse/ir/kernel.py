@@ -117,3 +117,11 @@ class Kernel:
     @property
     def loads(self) -> list[Load]:
         return list(dict.fromkeys(ld for s in self.stages for ld in s.loads))
+
+    def __str__(self) -> str:
+        from onnxfuse.ir.text import show  # text imports this module
+
+        return show(self)
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.name}>"

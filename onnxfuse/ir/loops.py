@@ -77,6 +77,13 @@ class Compute:
     def origin(self) -> tuple[str, ...]:
         return self.node.origin
 
+    def __str__(self) -> str:
+        from onnxfuse.ir.text import show_item  # text imports this module
+
+        return show_item(self)
+
+    __repr__ = __str__
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opaque:
@@ -114,6 +121,14 @@ class LoopGraph:
             for v in results(item):
                 out[v] = item
         return out
+
+    def __str__(self) -> str:
+        from onnxfuse.ir.text import show  # text imports this module
+
+        return show(self)
+
+    def __repr__(self) -> str:
+        return f"<LoopGraph {self.name}>"
 
 
 def results(item: Item) -> tuple[Value, ...]:

@@ -13,11 +13,15 @@ from onnxfuse.ir.op import Kind
 
 
 class Verdict(StrEnum):
+    """Outcome of a decision."""
+
     FUSED = "fused"
     REFUSED = "refused"
 
 
 class Relation(StrEnum):
+    """How the two sides of a decision stand to each other: producer and consumer, or siblings."""
+
     VERTICAL = "vertical"
     HORIZONTAL = "horizontal"
 
@@ -67,6 +71,14 @@ class Partition:
     left: tuple[Opaque, ...]
     decisions: tuple[Decision, ...]
     layouts: Mapping[Value, str] = field(default_factory=dict)  # memory order other than the model's
+
+    def __str__(self) -> str:
+        from onnxfuse.ir.text import show  # text imports this module
+
+        return show(self)
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.loops.name}>"
 
 
 def make_group(gid: int, members: tuple[Compute, ...], kind: Kind, anchor: Compute | None, live: set[Value]) -> Group:
