@@ -89,13 +89,36 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One group's use of a kernel: the graph values behind the kernel's inputs and outputs, in order.
+
+    Kernels have values, axes and symbols of their own (canonical names), so that groups of equal structure share one.
+    """
+
+    kernel: Kernel
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    name: str  # readable unique name of the custom node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """What kernelize returns. `partition` may be finer than the one that came in (a group that cannot be one kernel)."""
+
+    partition: Partition
+    kernels: tuple[Kernel, ...]  # distinct ones
+    calls: Mapping[int, Call]  # by group id
+    refused: Mapping[int, Refusal]  # group id -> why its nodes stay with onnxruntime
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Plans:
-    """One plan per distinct kernel; `kernel_of[group id]` names the kernel a group runs."""
+    """One plan per distinct kernel; `calls` and `refused` as in Kernels, after the planner had its say."""
 
     partition: Partition
     plans: tuple[Plan, ...]
-    kernel_of: Mapping[int, Kernel] = field(default_factory=dict)
-    refused: Mapping[int, Refusal] = field(default_factory=dict)  # group id -> why it stays with onnxruntime
+    calls: Mapping[int, Call] = field(default_factory=dict)
+    refused: Mapping[int, Refusal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +130,3 @@ class Library:
     plans: Plans
     digest: str  # content hash shared by the library and the nodes of the model
     llvm: str = ""  # text, only when asked for
-
-    def input_order(self, group: int) -> tuple[Value, ...]:
-        """Inputs of the custom node of a group."""
-        return self.plans.kernel_of[group].inputs

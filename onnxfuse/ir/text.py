@@ -522,8 +522,8 @@ def _plan(p: Plan, names: Names) -> Iterator[Line]:
 
 
 def _plans(p: Plans, canonical: bool) -> Iterator[Line]:
-    for gid, kernel in p.kernel_of.items():
-        yield None, f"group {gid} runs @{kernel.name}"
+    for gid, call in p.calls.items():
+        yield None, f"group {gid} runs @{call.kernel.name}"
     for gid, why in p.refused.items():
         yield None, f"group {gid} refused {why}"
     for plan in p.plans:

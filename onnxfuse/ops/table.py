@@ -1,6 +1,6 @@
 """The op table: decorators that register an op, lookup by opset, and what the table can do with an entry.
 
-    @pointwise        fn(x, y, ..., *, attrs) -> Expr            scalars in the compute dtype; broadcasting is the family's
+    @pointwise        fn(x, y, ..., *, attrs) -> Expr        scalars in the compute dtype; the family broadcasts
     @reduce           fn(x, axes, *, ...) -> Expr                the mapped element; the family loops and combines
     @view @contract @window   fn(X, Y, ..., *, attrs) -> Loops   tensors; a list of Loops for several outputs
     @composite        fn(X, Y, ..., *, attrs) -> tensor(s)       a formula over other entries, in graph values

@@ -41,7 +41,7 @@ def Shape(x, *, start=0, end=None):
     stop = rank if end is None else end
     hi = min(max(stop + rank if stop < 0 else stop, 0), rank)
     dims = list(x.shape[lo:hi])
-    return Loops([len(dims)], lambda i: dim_expr(dims[int(as_dim(i))]), DType.I64)
+    return Loops([len(dims)], lambda i: dim_expr(dims[int(str(as_dim(i)))]), DType.I64)
 
 
 @shape_op
@@ -267,7 +267,7 @@ def Slice(x, starts, ends, axes=None, steps=None):
 def Concat(*xs, axis):
     """Join along an axis."""
     k = axis_of(axis, xs[0].rank)
-    starts = [i64(0)]
+    starts: list[Expr] = [i64(0)]
     for x in xs:
         starts.append(simplify(starts[-1] + dim_expr(x.shape[k])))
     shape = list(xs[0].shape)
@@ -553,7 +553,8 @@ def resized(x: Tensor, out: Sequence[Dim], scales: Sequence[Expr], mode: str, co
     """Nearest or (multi-)linear resampling; `scales` are f32 expressions, one per dimension."""
 
     def is_plain(k: int) -> bool:
-        return same(out[k], x.shape[k]) and isinstance(scales[k], Lit) and scales[k].value == 1.0
+        scale = scales[k]
+        return same(out[k], x.shape[k]) and isinstance(scale, Lit) and scale.value == 1.0
 
     def taps(k: int, i: Expr) -> list[tuple[Expr, Expr | None]]:
         """(index, weight) pairs along dimension k."""
