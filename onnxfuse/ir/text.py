@@ -35,7 +35,7 @@ Layout is free; `;` starts a comment. A name that is not plain is quoted: %"a b"
                 value[index], axis or dimension name, acc, literal, "(" body ")"
     literal   = 3 (i64) | 1.5 (f32) | true | inf | nan | 3:i32, 1.5:f64 (any other dtype)
 
-Plans are printed (schedule, then kernel) but not parsed: a template is code.
+Kernels and Plans are printed (who calls what, then each kernel after its schedule) but not parsed.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Acc, Apply, Expr, Lit, Load, Sym, Var, children, syms_of, walk
 from onnxfuse.ir.graph import ArrayConst, AttrValue, Constant, Foreign, Graph, Node, Value
 from onnxfuse.ir.kernel import Kernel, Stage
 from onnxfuse.ir.loops import Axis, Compute, LoopGraph, Opaque, Reduce
 from onnxfuse.ir.partition import Group, Partition
-from onnxfuse.ir.plan import Plan, Plans
+from onnxfuse.ir.plan import Call, Kernels, Plan, Plans
 from onnxfuse.ir.types import Dim, TensorType
 
-IR = Graph | LoopGraph | Partition | Kernel | Plan | Plans
+IR = Graph | LoopGraph | Partition | Kernel | Kernels | Plan | Plans
 Line = tuple[object, str]  # what a line is about (an item, or None), and the line
 
 # -- expressions -----------------------------------------------------------------------------------------------------
@@ -521,12 +522,20 @@ def _plan(p: Plan, names: Names) -> Iterator[Line]:
     yield from _kernel(p.kernel, names)
 
 
-def _plans(p: Plans, canonical: bool) -> Iterator[Line]:
-    for gid, call in p.calls.items():
-        yield None, f"group {gid} runs @{call.kernel.name}"
-    for gid, why in p.refused.items():
+def _calls(calls: Mapping[int, Call], refused: Mapping[int, Refusal]) -> Iterator[Line]:
+    for gid, call in calls.items():
+        ins = ", ".join(_value_text(v.name) for v in call.inputs)
+        outs = ", ".join(_value_text(v.name) for v in call.outputs)
+        yield call, f"group {gid} calls {quote(call.name)}: @{call.kernel.name}({ins}) -> ({outs})"
+    for gid, why in refused.items():
         yield None, f"group {gid} refused {why}"
-    for plan in p.plans:
+
+
+def _kernels(x: Kernels | Plans, canonical: bool) -> Iterator[Line]:
+    yield from _calls(x.calls, x.refused)
+    for k in x.kernels if isinstance(x, Kernels) else ():
+        yield from _kernel(k, Names(canonical))
+    for plan in x.plans if isinstance(x, Plans) else ():
         yield from _plan(plan, Names(canonical))
 
 
@@ -547,8 +556,8 @@ def lines(ir: IR, canonical: bool = False) -> Iterator[Line]:
             return _kernel(ir, names)
         case Plan():
             return _plan(ir, names)
-        case Plans():
-            return _plans(ir, canonical)
+        case Kernels() | Plans():
+            return _kernels(ir, canonical)
     raise TypeError(type(ir).__name__)
 
 
