@@ -25,6 +25,10 @@ PTR = ll.PointerType()
 VOID = ll.VoidType()
 
 Index: TypeAlias = int | ll.Value
+# For annotations in templates, which never import llvmlite themselves.
+Reg: TypeAlias = ll.Value
+Type: TypeAlias = ll.Type
+Function: TypeAlias = ll.Function
 
 _REGISTER: dict[DType, ll.Type] = {
     DType.F32: F32, DType.F64: F64, DType.F16: I16, DType.BF16: I16,
