@@ -188,7 +188,8 @@ def _drop_unused(model: onnx.ModelProto, functions: Mapping[Key, onnx.FunctionPr
     alive = set(pending)
     while pending:
         function = functions[pending.pop()]
-        inner = [n for n in function.node] + [n for f in function.node for g in subgraphs(f) for n in g.node]
+        bodies = [g for f in function.node for s in subgraphs(f) for g in all_graphs(s)]
+        inner = [*function.node, *(n for g in bodies for n in g.node)]
         new = {_key(n) for n in inner if _key(n) in functions} - alive
         alive |= new
         pending.extend(new)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxfuse.errors import UsageError
 from onnxfuse.frontend.protos import all_graphs, domain_of

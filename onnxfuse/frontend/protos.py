@@ -39,7 +39,7 @@ class SparseConst:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.sparse.dims) * _tensor(self.sparse.values).itemsize
+        return int(math.prod(self.sparse.dims) * _tensor(self.sparse.values).itemsize)
 
     def numpy(self) -> np.ndarray:
         values, indices = _tensor(self.sparse.values), _tensor(self.sparse.indices)

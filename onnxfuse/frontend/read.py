@@ -21,6 +21,7 @@ import onnx_ir
 from onnxfuse.errors import UsageError
 from onnxfuse.frontend.inline import inline_functions
 from onnxfuse.frontend.load import Loaded, ModelLike, load, opset_of
+from onnxfuse.frontend.noop import in_training
 from onnxfuse.frontend.protos import SparseConst, TensorConst, captured_names, domain_of, dtype_of
 from onnxfuse.frontend.resize import override_shapes
 from onnxfuse.frontend.validate import check, hints, refuse_unknown_ops, refuse_unsound_names, skeleton, type_of
@@ -205,17 +206,10 @@ def _opaque(name: str, domain: str, version: int, reason: str) -> Op:
 
 
 def _training_is_opaque(node: Node, consts: Mapping[Value, Constant]) -> Node:
-    """Training behaviour is never touched: random masks and running statistics."""
-    if node.op.family is Family.OPAQUE or node.op.domain:
+    """Training behaviour is never touched."""
+    if node.op.family is Family.OPAQUE or node.op.domain or not in_training(node, consts):
         return node
-    training = False
-    if node.op.name == "BatchNormalization":
-        training = bool(node.attrs.get("training_mode", 0)) or len(node.results) > 1
-    elif node.op.name == "Dropout" and len(node.inputs) > 2:
-        flag = node.inputs[2]
-        known = None if flag is None else consts.get(flag)
-        training = flag is not None and (known is None or bool(known.numpy().any()))
-    return replace(node, op=replace(node.op, family=Family.OPAQUE, reason="training mode")) if training else node
+    return replace(node, op=replace(node.op, family=Family.OPAQUE, reason="training mode"))
 
 
 def _refuse_cycle(nodes: tuple[Node, ...]) -> None:
@@ -287,7 +281,7 @@ def _constant_value(attr: onnx.AttributeProto) -> TensorConst | ArrayConst | Non
 
 def _tensor_type(t: onnx_ir.TensorProtocol) -> TensorType | None:
     dtype = dtype_of(int(t.dtype))
-    return None if dtype is None else tensor(dtype, [int(d) for d in t.shape])  # type: ignore[call-overload]
+    return None if dtype is None else tensor(dtype, t.shape.numpy())
 
 
 def _dtype_of_array(array: np.ndarray) -> DType:

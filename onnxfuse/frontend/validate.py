@@ -40,7 +40,7 @@ def skeleton(proto: onnx.ModelProto, tensors: Tensors) -> onnx.ModelProto:
     del graph.value_info[:]
     listed = {i.name for i in graph.input}
     for name, t in tensors.items():
-        shape = [int(d) for d in t.shape]  # type: ignore[call-overload]
+        shape = list(t.shape.numpy())
         is_small = t.dtype != onnx_ir.DataType.STRING and t.nbytes <= KEPT_BYTES
         if is_small:
             copy = graph.initializer.add()
@@ -54,7 +54,7 @@ def skeleton(proto: onnx.ModelProto, tensors: Tensors) -> onnx.ModelProto:
 
 
 def _raw(t: onnx_ir.ExternalTensor) -> onnx.TensorProto:
-    return onnx.TensorProto(data_type=int(t.dtype), dims=[int(d) for d in t.shape], raw_data=t.tobytes())  # type: ignore[call-overload]
+    return onnx.TensorProto(data_type=int(t.dtype), dims=list(t.shape.numpy()), raw_data=t.tobytes())
 
 
 def check(small: onnx.ModelProto) -> None:

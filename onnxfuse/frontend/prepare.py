@@ -1,0 +1,94 @@
+"""Simplification before fusion. Graph -> Prepared: fewer nodes, the same numbers, the same inputs and outputs.
+
+In: a graph as read. Out: typed; no dead code, nothing foldable left, no duplicate work, no node that changes nothing,
+inference BatchNormalization inside the weights before it. Each pass can be skipped by name (PrepareConfig.skip). What
+was not done, and could have been expected, is in the notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from onnxfuse.config import PrepareConfig
+from onnxfuse.errors import IRError
+from onnxfuse.frontend.bn_into_conv import bn_into_conv
+from onnxfuse.frontend.cse import cse
+from onnxfuse.frontend.dead_code import dead_code
+from onnxfuse.frontend.fold import Evaluate, fold
+from onnxfuse.frontend.noop import noop
+from onnxfuse.frontend.rewrite import Note
+from onnxfuse.frontend.shapes import Hints, Typed, infer_types
+from onnxfuse.ir.graph import Graph, Value, topological
+
+ROUNDS = 6  # folding a shape can type what comes after it, which can make more foldable; three rounds are usual
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The simplified graph with its types and known elements, and what was refused."""
+
+    typed: Typed
+    notes: tuple[Note, ...]
+
+    @property
+    def graph(self) -> Graph:
+        return self.typed.graph
+
+
+def prepare(graph: Graph, config: PrepareConfig, evaluate: Evaluate, hints: Hints | None = None) -> Prepared:
+    """Simplify until nothing changes (see the module docstring)."""
+    notes: list[Note] = []
+    typed = infer_types(graph, hints)
+    for _ in range(ROUNDS):
+        before, notes = typed.graph, []
+        after = _round(typed, config, evaluate, notes)
+        if after is before:
+            break
+        typed = infer_types(after, hints)
+    return Prepared(typed, tuple(dict.fromkeys(notes)))
+
+
+def _round(typed: Typed, config: PrepareConfig, evaluate: Evaluate, notes: list[Note]) -> Graph:
+    graph = typed.graph
+
+    def run(name: str, step: Callable[[Graph], Graph]) -> None:
+        nonlocal graph
+        if name in config.skip:
+            return
+        graph = _checked(name, graph, step(graph))
+
+    def folded(g: Graph) -> Graph:
+        g, more = fold(g, typed.facts, config.fold_growth, evaluate)
+        notes.extend(more)
+        return g
+
+    def normalised(g: Graph) -> Graph:
+        g, more = bn_into_conv(g)
+        notes.extend(more)
+        return g
+
+    run("dead_code", dead_code)  # first: nothing is computed for values nobody reads
+    run("fold", folded)
+    run("identity", noop)  # after fold: parameters of Pad, Slice are constants by now
+    run("bn_into_conv", normalised)  # after identity: a Dropout between them is gone
+    run("cse", cse)  # after fold: folded constants compare equal
+    run("dead_code", dead_code)
+    return graph
+
+
+def _checked(name: str, before: Graph, after: Graph) -> Graph:
+    """No pass may make a cycle, lose a definition or touch the interface."""
+    if after is before:
+        return after
+    if [v.name for v in after.outputs] != [v.name for v in before.outputs] or after.inputs != before.inputs:
+        raise IRError("IR_PREPARE", f"pass {name} changed the inputs or outputs of the graph")
+    ordered = topological(after.nodes, [*after.inputs, *after.consts])
+    made = {v for n in after.nodes for v in n.results} | set(after.inputs) | set(after.consts)
+    missing: list[Value] = [v for v in after.outputs if v not in made]
+    if ordered is None or missing:
+        why = f"no definition of {missing[0].name!r}" if missing else "a cycle, or a value without definition"
+        raise IRError("IR_PREPARE", f"pass {name} broke the graph", why)
+    if ordered == after.nodes:
+        return after
+    return replace(after, nodes=ordered)
