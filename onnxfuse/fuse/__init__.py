@@ -16,10 +16,14 @@ Add a condition: one function in rules.py, one place in RULES. Do not put op nam
 
 from __future__ import annotations
 
+import heapq
+
+from onnxfuse.analysis.kinds import kinds
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.dominators import post_dominators
 from onnxfuse.fuse.facts import Facts, facts
 from onnxfuse.fuse.group import FUSED, NF_A_DEPTH, NF_A_EDGE_KIND, NF_A_PATH_KIND, NF_A_SINK_KIND, Growth, grow
+from onnxfuse.fuse.merge import stage_b
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, LoopGraph, Opaque
 from onnxfuse.ir.op import Kind
@@ -33,8 +37,11 @@ def fuse(loops: LoopGraph, config: FusionConfig) -> Partition:
     known = facts(loops, config)
     if config.mode is FusionMode.NONE:
         return partition(loops, known, list(range(len(known.items))), ())
-    root, decisions = stage_a(known, config)
-    return partition(loops, known, root, decisions)
+    owner, decisions = stage_a(known, config)
+    if config.mode is not FusionMode.TVM and config.rounds > 0:
+        owner, more = stage_b(known, owner, quotient_order(known, owner), config)
+        decisions += more
+    return partition(loops, known, owner, decisions)
 
 
 def stage_a(known: Facts, config: FusionConfig) -> tuple[list[int], tuple[Decision, ...]]:
@@ -67,8 +74,6 @@ def partition(loops: LoopGraph, known: Facts, owner: list[int], decisions: tuple
 
 def quotient_order(known: Facts, owner: list[int]) -> list[int]:
     """Owners in a topological order of the quotient graph; among ready ones the one with the earliest last item."""
-    import heapq
-
     last: dict[int, int] = {}
     for i, o in enumerate(owner):
         last[o] = i
@@ -93,14 +98,7 @@ def quotient_order(known: Facts, owner: list[int]) -> list[int]:
     return order
 
 
-def group_kind(level: int) -> Kind:
-    """Kind of a level; pinned Computes count as opaque in the fusion but are ordinary Computes afterwards."""
-    return KIND_OF_LEVEL[level]
-
-
 def _group(gid: int, members: tuple[Compute, ...], live: set[Value]) -> Group:
-    from onnxfuse.analysis.kinds import kinds
-
     levels = [kinds(c).node for c in members]
     hardest = max(levels, key=lambda k: k.level)
     anchor = next((c for c, k in zip(members, levels, strict=True) if k is Kind.ANCHOR), None)

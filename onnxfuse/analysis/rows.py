@@ -1,0 +1,305 @@
+"""Rows: can these Computes run one after another inside common outer loops, and which axes are those?  Facts only.
+
+A row program is `for every point of the outer axes: stage, stage, ...`; a stage may read of another stage only what
+the same iteration made. So an axis of one member *is* an axis of another exactly when the reader indexes that
+dimension with the bare variable; such axes form a class (union-find). Extents never decide.
+
+    outer      with reductions: the axes every reduction keeps (all reductions must keep the same);
+               without: the axes of the written values (all must have the same, in the same order)
+    private    all other axes: loops inside a stage; axes of extent 1 are always private
+    inline     a pointwise member that does not stand on rows (a reshaped weight, an unsqueezed scale) and is not
+               written: it must be substituted into its readers; the rest is judged as if that had been done
+
+Refusals: NF_KIND (anchor inside), NF_GROUP_MERGE (reductions keep different axes; outputs have different axes),
+NF_AXES_CONFLICT (a member has one outer axis twice), NF_NOT_ROW_LOCAL (a read crosses rows, or a member lacks an
+outer axis), NF_VIEW_LEVEL (a read inside the row that is not provably in range; outputs permuted against each other),
+NF_RECOMPUTE (substituting would repeat an expensive primitive).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxfuse.analysis.kinds import same_extent
+from onnxfuse.analysis.traffic import dearest, point_cost
+from onnxfuse.errors import Refusal
+from onnxfuse.ir.expr import Expr, Load, Var, axes_of, i64, loads, rebuild, substitute, var
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.loops import Axis, Compute
+from onnxfuse.ir.simplify import as_dim, bounds, simplify
+from onnxfuse.ir.types import Dim
+
+EXPENSIVE = 8  # Prim.cost from which a value is never computed twice (ir/prims.py)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowMap:
+    """How members stand on rows.
+
+    outer    representative outer axes in loop order (axes of the last member on rows)
+    axis_of  every member's outer axis -> the representative it equals; absent = private
+    inline   values to substitute into their readers (never written)
+    level    stage of every member on rows: one more than the deepest reduction it needs
+    buffers  values that must be kept for a later stage, with the bytes of one row of each
+    """
+
+    outer: tuple[Axis, ...]
+    axis_of: Mapping[Axis, Axis]
+    inline: frozenset[Value]
+    level: Mapping[Value, int]
+    buffers: tuple[tuple[Value, Dim], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Why `culprit` cannot stand on rows as it is."""
+
+    culprit: Compute
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One load of a member's value by another member, after inlining."""
+
+    reader: Compute
+    load: Load
+    source: Compute
+
+
+def rows(members: Sequence[Compute], writes: Collection[Value] | None = None) -> RowMap | Refusal:
+    """The row map of `members` (topological order); `writes` = values that leave (default: those nobody here reads)."""
+    made = {c.out: c for c in members}
+    if writes is None:
+        read = {v for c in members for v in c.reads}
+        writes = [v for v in made if v not in read]
+    written = set(writes)
+    inline: set[Value] = set()
+    while True:
+        roots = _inlined(members, inline)
+        found = _solve([c for c in members if c.out not in inline], roots, made, written)
+        if isinstance(found, Refusal):
+            return found
+        if isinstance(found, RowMap):
+            return RowMap(found.outer, found.axis_of, frozenset(inline), found.level, found.buffers)
+        dear = next((v for v in found if _too_dear(made[v], members)), None)
+        if dear is not None:
+            return Refusal("NF_RECOMPUTE", f"value={dear.name} cost={dearest(made[dear].body)}")
+        inline |= found
+
+
+def inline_loads(root: Expr, bodies: Mapping[Value, tuple[tuple[Axis, ...], Expr]]) -> Expr:
+    """`root` with loads of the given values replaced by their (already inlined) bodies."""
+
+    def leaf(e: Expr) -> Expr | None:
+        if not isinstance(e, Load) or e.source not in bodies:
+            return None
+        axes, body = bodies[e.source]
+        return substitute(body, {var(a): ix for a, ix in zip(axes, e.index, strict=True)})
+
+    return simplify(rebuild((root,), leaf)[0])
+
+
+def _inlined(members: Sequence[Compute], inline: set[Value]) -> dict[Value, tuple[Expr, ...]]:
+    """Roots of every member with the values of `inline` substituted."""
+    if not inline:
+        return {c.out: c.roots for c in members}
+    bodies: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
+    out: dict[Value, tuple[Expr, ...]] = {}
+    for c in members:
+        touched = any(ld.source in bodies for ld in c.loads)
+        out[c.out] = tuple(inline_loads(r, bodies) for r in c.roots) if touched else c.roots
+        if c.out in inline:
+            bodies[c.out] = (c.axes, out[c.out][0])
+    return out
+
+
+def _too_dear(c: Compute, members: Sequence[Compute]) -> bool:
+    """Substituting would repeat an expensive primitive: per row, or for a second reader."""
+    if dearest(c.body) < EXPENSIVE or all(_unit(a) for a in c.axes):
+        return False
+    reads = [ld for m in members for ld in m.loads if ld.source is c.out]
+    return len(reads) > 1 or _repeats(c, members)
+
+
+def _repeats(c: Compute, members: Sequence[Compute]) -> bool:
+    """Some reader runs over more points than `c` has."""
+    for m in members:
+        over = () if m.reduce is None else m.reduce.axes
+        axes = {a for a in (*m.axes, *over) if not _unit(a)}
+        if any(not axes <= axes_of(*ld.index) for ld in m.loads if ld.source is c.out):
+            return True
+    return False
+
+
+def _unit(a: Axis) -> bool:
+    return isinstance(a.extent, int) and a.extent == 1
+
+
+class _Classes:
+    """Union-find over axes."""
+
+    __slots__ = ("_parent",)
+
+    def __init__(self) -> None:
+        self._parent: dict[Axis, Axis] = {}
+
+    def find(self, a: Axis) -> Axis:
+        parent = self._parent
+        while (up := parent.get(a, a)) is not a:
+            parent[a] = parent.get(up, up)
+            a = up
+        return a
+
+    def join(self, a: Axis, b: Axis) -> None:
+        a, b = self.find(a), self.find(b)
+        if a is not b:
+            self._parent[a] = b
+
+
+def _solve(
+    members: list[Compute], roots: Mapping[Value, tuple[Expr, ...]], made: Mapping[Value, Compute], written: set[Value]
+) -> RowMap | Refusal | set[Value]:
+    """A row map, a refusal, or values that have to be inlined first."""
+    reads = [_Read(c, ld, made[ld.source]) for c in members for ld in loads(*roots[c.out]) if ld.source in made]
+    classes, bent = _link(reads)
+    want = _outer_classes(members, classes, written)
+    if isinstance(want, Refusal):
+        return want
+    reducing = any(c.reduce is not None for c in members)
+    problems = [p for r, d in bent if (p := _crosses(r, d, classes, want)) is not None]
+    problems += [p for c in members if (p := _stands(c, classes, want, reducing)) is not None]
+    problems += [p for r in reads if (p := _within_row(r, classes, want)) is not None]
+    inline = {p.culprit.out for p in problems if p.culprit.reduce is None and p.culprit.out not in written}
+    if inline:
+        return inline
+    if problems:
+        return problems[0].refusal
+
+    last = members[-1]
+    outer = tuple(a for a in last.axes if not _unit(a) and classes.find(a) in want)
+    place = {classes.find(a): a for a in outer}
+    axis_of = {a: place[k] for c in members for a in c.axes if not _unit(a) and (k := classes.find(a)) in place}
+    if not reducing:
+        for c in members:
+            if c.out in written and tuple(axis_of[a] for a in c.axes if a in axis_of) != outer:
+                return Refusal("NF_VIEW_LEVEL", f"{c.out.name} and {last.out.name} have their axes in another order")
+    level = _levels(members, reads)
+    return RowMap(outer, axis_of, frozenset(), level, _buffers(members, reads, roots, axis_of, level))
+
+
+def _link(reads: list[_Read]) -> tuple[_Classes, list[tuple[_Read, int]]]:
+    """Join axes that are read by their bare variable; return the dimensions that are read in any other way."""
+    classes = _Classes()
+    bent: list[tuple[_Read, int]] = []
+    for r in reads:
+        over = () if r.reader.reduce is None else r.reader.reduce.axes
+        own = {*r.reader.axes, *over}
+        for d, (ix, axis) in enumerate(zip(r.load.index, r.source.axes, strict=True)):
+            if _unit(axis):
+                continue
+            if isinstance(ix, Var) and ix.axis in own and same_extent(ix.axis.extent, axis.extent):
+                classes.join(axis, ix.axis)
+            else:
+                bent.append((r, d))
+    return classes, bent
+
+
+def _outer_classes(members: list[Compute], classes: _Classes, written: set[Value]) -> set[Axis] | Refusal:
+    """Axes kept by all reductions; without reductions those of the written values."""
+    deciding = [c for c in members if c.reduce is not None] or [c for c in members if c.out in written]
+    want: set[Axis] | None = None
+    for c in deciding:
+        kept = [classes.find(a) for a in c.axes if not _unit(a)]
+        if len(set(kept)) != len(kept):
+            return Refusal("NF_AXES_CONFLICT", f"{c.out.name} has one axis twice")
+        if want is not None and want != set(kept):
+            first = deciding[0].out.name
+            return Refusal("NF_GROUP_MERGE", f"{first} and {c.out.name} keep different axes")
+        want = set(kept)
+    return set() if want is None else want
+
+
+def _crosses(r: _Read, d: int, classes: _Classes, want: set[Axis]) -> _Problem | None:
+    """A read at anything but the bare variable, on an outer axis of the source."""
+    if classes.find(r.source.axes[d]) not in want:
+        return None
+    return _Problem(r.source, Refusal("NF_NOT_ROW_LOCAL", f"{r.reader.out.name} reads {r.load} across rows"))
+
+
+def _stands(c: Compute, classes: _Classes, want: set[Axis], reducing: bool) -> _Problem | None:
+    """A member has every outer axis once, as a loop of its own."""
+    kept = [classes.find(a) for a in c.axes if not _unit(a)]
+    on = [k for k in kept if k in want]
+    if c.reduce is not None and any(classes.find(a) in want for a in c.reduce.axes):
+        return _Problem(c, Refusal("NF_GROUP_MERGE", f"{c.out.name} reduces an outer axis"))
+    if len(set(on)) != len(on):
+        return _Problem(c, Refusal("NF_AXES_CONFLICT", f"{c.out.name} has one outer axis twice"))
+    if len(on) != len(want):
+        return _Problem(c, Refusal("NF_NOT_ROW_LOCAL", f"{c.out.name} lacks an outer axis"))
+    if not reducing and len(kept) != len(want):
+        return _Problem(c, Refusal("NF_GROUP_MERGE", f"{c.out.name} has an axis the outputs have not"))
+    return None
+
+
+def _within_row(r: _Read, classes: _Classes, want: set[Axis]) -> _Problem | None:
+    """Inside the row a read uses inner variables only and is in range."""
+    outer = {a for a in r.reader.axes if not _unit(a) and classes.find(a) in want}
+    for ix, axis in zip(r.load.index, r.source.axes, strict=True):
+        if _unit(axis) or classes.find(axis) in want:
+            continue
+        if axes_of(ix) & outer:
+            why = f"{r.reader.out.name} reads {r.load} by an outer axis"
+            return _Problem(r.source, Refusal("NF_NOT_ROW_LOCAL", why))
+        if not _in_range(ix, axis):
+            why = f"{r.reader.out.name} reads {r.load}: not provably in range"
+            return _Problem(r.source, Refusal("NF_VIEW_LEVEL", why))
+    return None
+
+
+def _in_range(ix: Expr, axis: Axis) -> bool:
+    if isinstance(ix, Var) and same_extent(ix.axis.extent, axis.extent):
+        return True
+    low, high = bounds(ix)
+    return low is not None and low >= 0 and high is not None and isinstance(axis.extent, int) and high < axis.extent
+
+
+def _levels(members: list[Compute], reads: list[_Read]) -> dict[Value, int]:
+    level = {c.out: 0 for c in members}
+    by_reader: dict[Value, list[_Read]] = {}
+    for r in reads:
+        by_reader.setdefault(r.reader.out, []).append(r)
+    for c in members:
+        deep = [level[r.source.out] + (r.source.reduce is not None) for r in by_reader.get(c.out, ())]
+        level[c.out] = max(deep, default=0)
+    return level
+
+
+def _buffers(
+    members: list[Compute],
+    reads: list[_Read],
+    roots: Mapping[Value, tuple[Expr, ...]],
+    axis_of: Mapping[Axis, Axis],
+    level: Mapping[Value, int],
+) -> tuple[tuple[Value, Dim], ...]:
+    """Row values a later stage reads, unless they are cheap to compute again from outside values and scalars."""
+    later = {r.source.out for r in reads if level[r.reader.out] > level[r.source.out]}
+    wide = {c.out for c in members if _private(c, axis_of)}
+    out: list[tuple[Value, Dim]] = []
+    for c in members:
+        if c.out not in later or c.out not in wide:
+            continue
+        from_row = any(ld.source in wide for ld in loads(*roots[c.out]))
+        if not from_row and point_cost(c.body) < EXPENSIVE:
+            continue
+        total: Expr = i64(c.out.tensor.dtype.bytes)
+        for a in _private(c, axis_of):
+            total = total * a.extent
+        out.append((c.out, as_dim(total)))
+    return tuple(out)
+
+
+def _private(c: Compute, axis_of: Mapping[Axis, Axis]) -> list[Axis]:
+    """Loops of a member inside the row."""
+    return [a for a in c.axes if not _unit(a) and a not in axis_of]

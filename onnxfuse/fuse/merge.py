@@ -1,0 +1,237 @@
+"""Stage B: pairwise vertical growth of stage A's groups (CanFuse).
+
+Rounds: list every (producer group, consumer group) that share a value, most traffic saved first; join greedily, every
+pair judged anew against the groups as they are; stop when a round joins nothing. Deterministic.
+
+Cycle test without a reachability matrix: the groups stand in an integer topological order. Joining u before v is
+illegal iff v can be reached from u other than directly, and such a path lies between them in the order; afterwards
+the window is put as (not reachable from u) (joined) (reachable from u).
+"""
+
+from __future__ import annotations
+
+from onnxfuse.analysis import traffic
+from onnxfuse.config import FusionConfig
+from onnxfuse.fuse.facts import Facts
+from onnxfuse.fuse.group import ANCHOR
+from onnxfuse.fuse.rules import Cluster, No, Pair, first_refusal
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.loops import Compute, Opaque
+from onnxfuse.ir.partition import Decision, Number, Relation, Verdict
+
+FUSED = "FUSED"
+NF_CYCLE = "NF_CYCLE"
+NF_CYCLE_BUDGET = "NF_CYCLE_BUDGET"
+
+
+class Merger:
+    """State of stage B: clusters, their quotient graph and its topological order."""
+
+    def __init__(self, known: Facts, owner: list[int], order: list[int], config: FusionConfig) -> None:
+        self.known = known
+        self.config = config
+        self.home = list(owner)  # item -> cluster id, through `up`
+        self.up: dict[int, int] = {o: o for o in order}
+        self.clusters: dict[int, Cluster] = {}
+        self.succ: dict[int, set[int]] = {o: set() for o in order}
+        self.pred: dict[int, set[int]] = {o: set() for o in order}
+        self.order: list[int] = list(order)
+        self.place: dict[int, int] = {o: k for k, o in enumerate(order)}
+        self.bytes: dict[Value, int] = {}
+        self.records: dict[tuple[Value, int], Decision] = {}
+        self.refused: dict[tuple[int, int], tuple[int, int]] = {}
+        members: dict[int, list[int]] = {o: [] for o in order}
+        for i, o in enumerate(owner):
+            members[o].append(i)
+        for o in order:
+            self.clusters[o] = self._cluster(o, members[o])
+        for u, out in enumerate(known.succ):
+            for v in out:
+                if owner[u] != owner[v]:
+                    self.succ[owner[u]].add(owner[v])
+                    self.pred[owner[v]].add(owner[u])
+
+    def find(self, cluster: int) -> int:
+        """Present id of a cluster."""
+        up = self.up
+        while up[cluster] != cluster:
+            up[cluster] = up[up[cluster]]
+            cluster = up[cluster]
+        return cluster
+
+    def owner(self) -> list[int]:
+        """Cluster of every item."""
+        return [self.find(h) for h in self.home]
+
+    def run(self) -> None:
+        """Rounds until nothing changes."""
+        for _ in range(self.config.rounds):
+            self.order = [o for o in self.order if o >= 0]
+            self.place = {o: k for k, o in enumerate(self.order)}
+            joined = False
+            for v, a, b in self._candidates():
+                joined = self._try(v, a, b) or joined
+            if not joined:
+                return
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """One record per considered (value, reader); a pair that got together by another way counts as fused."""
+        out: list[Decision] = []
+        for (v, reader), d in self.records.items():
+            together = self.find(self.home[self.known.producer[v]]) == self.find(self.home[reader])
+            if together and d.verdict is Verdict.REFUSED:
+                d = Decision("B", d.a, d.b, d.relation, Verdict.FUSED, FUSED, (("via", "another pair"),))
+            out.append(d)
+        return tuple(out)
+
+    def _cluster(self, o: int, items: list[int]) -> Cluster:
+        reads: set[Value] = set()
+        makes: set[Value] = set()
+        reduces = anchors = 0
+        opaque = False
+        for i in items:
+            item = self.known.items[i]
+            if isinstance(item, Opaque):
+                opaque = True
+                continue
+            reads.update(item.reads)
+            makes.add(item.out)
+            reduces += item.reduce is not None
+            anchors += self.known.kind[i] == ANCHOR
+        return Cluster(
+            o, items, reads - makes, makes, reduces, anchors, opaque, any(self.known.pinned[i] for i in items)
+        )
+
+    def _nbytes(self, v: Value) -> int:
+        known = self.bytes.get(v)
+        if known is None:
+            known = self.bytes[v] = traffic.nbytes(v)
+        return known
+
+    def _computes(self, items: list[int]) -> list[Compute]:
+        return [c for i in items if isinstance(c := self.known.items[i], Compute)]
+
+    def _leaves(self, v: Value, a: Cluster, b: Cluster) -> bool:
+        """`v` is needed outside of both clusters."""
+        if v in self.known.needed:
+            return True
+        return any(self.find(self.home[r]) not in (a.id, b.id) for r in self.known.readers.get(v, ()))
+
+    def _pair(self, a: int, b: int) -> Pair:
+        ca, cb = self.clusters[a], self.clusters[b]
+        small, large = (ca.makes, cb.reads) if len(ca.makes) < len(cb.reads) else (cb.reads, ca.makes)
+        shared = sorted((v for v in small if v in large), key=lambda v: self.known.producer[v])
+        return Pair(ca, cb, self.config, self._computes, self._leaves, self._nbytes, tuple(shared))
+
+    def _candidates(self) -> list[tuple[Value, int, int]]:
+        """(value, producer cluster, consumer cluster), the pair that saves most first."""
+        seen: set[tuple[int, int]] = set()
+        keyed: list[tuple[tuple[int, int, int, int], tuple[Value, int, int]]] = []
+        for v, readers in self.known.readers.items():
+            a = self.find(self.home[self.known.producer[v]])
+            if self.clusters[a].opaque:
+                continue
+            others = dict.fromkeys(self.find(self.home[r]) for r in readers)
+            others.pop(a, None)
+            near = sorted(others, key=lambda c: self.place[c])[: self.config.candidate_window]
+            for b in near:
+                if self.clusters[b].opaque or (a, b) in seen:
+                    continue
+                seen.add((a, b))
+                at, to = self.place[a], self.place[b]
+                keyed.append(((-self._pair(a, b).saved, to - at, at, to), (v, a, b)))
+        keyed.sort(key=lambda entry: entry[0])
+        return [pair for _, pair in keyed]
+
+    def _try(self, v: Value, a: int, b: int) -> bool:
+        """Judge a pair and join it if nothing speaks against it."""
+        a, b = self.find(a), self.find(b)
+        if a == b:
+            return False
+        versions = (self.clusters[a].version, self.clusters[b].version)
+        if self.refused.get((a, b)) == versions:
+            return False
+        pair = self._pair(a, b)
+        no = first_refusal(pair)
+        if no is not None:
+            self.refused[a, b] = versions
+            self._record(v, pair, no)
+            return False
+        reached = self._reach(a, b)
+        if isinstance(reached, No):
+            self._record(v, pair, reached)  # not remembered: legal again once what lies between has joined
+            return False
+        self._record(v, pair, None)
+        self._join(a, b, reached)
+        return True
+
+    def _record(self, v: Value, pair: Pair, no: No | None) -> None:
+        inside = set(pair.b.items)
+        reader = next(r for r in self.known.readers[v] if r in inside)
+        numbers: tuple[tuple[str, Number], ...] = (("saved", pair.saved),) if no is None else no.numbers
+        verdict, code = (Verdict.FUSED, FUSED) if no is None else (Verdict.REFUSED, no.code)
+        name = self.known.name(reader)
+        self.records[v, reader] = Decision("B", v.name, name, Relation.VERTICAL, verdict, code, numbers)
+
+    def _reach(self, u: int, v: int) -> set[int] | No:
+        """Clusters before `v` that `u` reaches, or why joining is not possible."""
+        end = self.place[v]
+        if end - self.place[u] > self.config.cycle_window:
+            return No(NF_CYCLE_BUDGET, (("window", end - self.place[u]), ("most", self.config.cycle_window)))
+        seen: set[int] = set()
+        stack = [w for w in self.succ[u] if w != v and self.place[w] < end]
+        while stack:
+            w = stack.pop()
+            if w in seen:
+                continue
+            seen.add(w)
+            for x in self.succ[w]:
+                if x == v:
+                    return No(NF_CYCLE, (("through", self.known.name(self.clusters[w].items[-1])),))
+                if self.place[x] < end and x not in seen:
+                    stack.append(x)
+        return seen
+
+    def _join(self, u: int, v: int, reached: set[int]) -> None:
+        """Cluster v becomes part of u."""
+        first, last = self.place[u], self.place[v]
+        window = [w for w in self.order[first : last + 1] if w >= 0 and w not in (u, v)]
+        moved = [w for w in window if w not in reached] + [u] + [w for w in window if w in reached]
+        self.order[first : last + 1] = moved + [-1] * (last + 1 - first - len(moved))
+        for k, w in enumerate(moved, first):
+            self.place[w] = k
+        a, b = self.clusters[u], self.clusters.pop(v)
+        makes = a.makes | b.makes
+        self.clusters[u] = Cluster(
+            u,
+            sorted(a.items + b.items),
+            (a.reads | b.reads) - makes,
+            makes,
+            a.reduces + b.reduces,
+            a.anchors + b.anchors,
+            False,
+            False,
+            max(a.version, b.version) + 1,
+        )
+        self.up[v] = u
+        for w in self.succ.pop(v):
+            self.pred[w].discard(v)
+            self.pred[w].add(u)
+            self.succ[u].add(w)
+        for w in self.pred.pop(v):
+            self.succ[w].discard(v)
+            if w != u:
+                self.succ[w].add(u)
+                self.pred[u].add(w)
+        self.succ[u].discard(u)
+        self.pred[u].discard(u)
+        del self.place[v]
+
+
+def stage_b(
+    known: Facts, owner: list[int], order: list[int], config: FusionConfig
+) -> tuple[list[int], tuple[Decision, ...]]:
+    """Grow the groups of `owner` (in topological order `order`): new owner of every item, and the records."""
+    merger = Merger(known, owner, order, config)
+    merger.run()
+    return merger.owner(), merger.decisions()

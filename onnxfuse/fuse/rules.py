@@ -1,0 +1,204 @@
+"""RULES: the conditions under which stage B joins two groups, in order; the first refusal is the recorded one.
+
+Each rule looks at a `Pair` (producer group a, consumer group b) and returns None or a `No` with a stable code and
+numbers. They stand cheap before dear. A rule whose code is in `config.skip` is not asked; rules marked `needed` decide
+whether the joined group can be executed at all and are always asked.
+
+What RULES accepts is pointwise with one or several outputs, or a row program (analysis/rows.py). The acyclicity test
+(NF_CYCLE, NF_CYCLE_BUDGET) comes after all of these, in merge.py, because it needs the order of all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from onnxfuse.analysis.rows import RowMap, rows
+from onnxfuse.analysis.traffic import sample
+from onnxfuse.config import FusionConfig
+from onnxfuse.errors import Refusal
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.loops import Axis, Compute
+from onnxfuse.ir.partition import Number
+
+# One kernel launch less, as bytes of memory traffic: about 1 us (dispatch of a custom node) at 16 GB/s. So a direct
+# link always saves something, however small the tensor; FUSION.md 4.D.
+LAUNCH_BYTES = 16 * 1024
+# Pointwise work in a group without any parallel row (a full reduction joined to its consumers): above this many
+# elements the loss of parallelism costs more than the traffic. Starting value.
+SERIAL_POINTS = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class No:
+    """A refusal with its numbers."""
+
+    code: str
+    numbers: tuple[tuple[str, Number], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Cluster:
+    """A group under construction. `items` are item numbers in order; `reads`/`makes` are its values."""
+
+    id: int
+    items: list[int]
+    reads: set[Value]
+    makes: set[Value]
+    reduces: int
+    anchors: int
+    opaque: bool
+    pinned: bool
+    version: int = 0
+
+
+@dataclass(eq=False)
+class Pair:
+    """Two groups that share a value made by `a` and read by `b`, with what rules ask about them (computed once)."""
+
+    a: Cluster
+    b: Cluster
+    config: FusionConfig
+    computes: Callable[[list[int]], list[Compute]]
+    leaves: Callable[[Value, Cluster, Cluster], bool]  # still read outside both
+    nbytes: Callable[[Value], int]
+    shared: tuple[Value, ...] = field(default=())
+
+    @cached_property
+    def members(self) -> list[Compute]:
+        return self.computes(sorted(self.a.items + self.b.items))
+
+    @cached_property
+    def writes(self) -> list[Value]:
+        return [c.out for c in self.members if self.leaves(c.out, self.a, self.b)]
+
+    @cached_property
+    def saved(self) -> int:
+        """Bytes of traffic saved: the read of every shared value, its write if nobody else needs it, a launch."""
+        links = sum(self.nbytes(v) * (1 if self.leaves(v, self.a, self.b) else 2) for v in self.shared)
+        common = self.a.reads & self.b.reads
+        return LAUNCH_BYTES + links + sum(self.nbytes(v) for v in common)
+
+    @cached_property
+    def rows(self) -> RowMap | Refusal:
+        return rows(self.members, self.writes)
+
+
+def pinned(p: Pair) -> No | None:
+    """The user keeps one of the nodes alone."""
+    return No("NF_PINNED") if p.a.pinned or p.b.pinned else None
+
+
+def opaque(p: Pair) -> No | None:
+    """One side stays with onnxruntime."""
+    return No("NF_OPAQUE") if p.a.opaque or p.b.opaque else None
+
+
+def shared_data(p: Pair) -> No | None:
+    """Joining must save memory traffic."""
+    if p.saved < p.config.min_saved_bytes:
+        return No("NF_NO_SHARED_DATA", (("saved", p.saved), ("least", p.config.min_saved_bytes)))
+    return None
+
+
+def node_cap(p: Pair) -> No | None:
+    """Too many atomic nodes in one kernel."""
+    nodes = len(p.a.items) + len(p.b.items)
+    if nodes > p.config.max_nodes:
+        return No("NF_NODE_CAP", (("nodes", f"{len(p.a.items)}+{len(p.b.items)}"), ("cap", p.config.max_nodes)))
+    return None
+
+
+def reduce_cap(p: Pair) -> No | None:
+    """Too many reductions in one kernel."""
+    count = p.a.reduces + p.b.reduces
+    if count > p.config.max_reduces:
+        return No("NF_TOO_MANY_REDUCES", (("reduces", count), ("cap", p.config.max_reduces)))
+    return None
+
+
+def anchors(p: Pair) -> No | None:
+    """An anchor takes an epilogue in stage A only: no second anchor, no prologue, no reduction after it."""
+    if p.a.anchors and p.b.anchors:
+        return No("NF_TWO_ANCHORS")
+    if p.b.anchors:
+        return No("NF_PROLOGUE")
+    return No("NF_KIND", (("producer", "anchor"),)) if p.a.anchors else None
+
+
+def io_cap(p: Pair) -> No | None:
+    """Too many tensors go in or out; a group that already was beyond the cap may still grow inwards."""
+    inputs = len((p.a.reads | p.b.reads) - p.a.makes - p.b.makes)
+    if inputs > p.config.max_inputs and inputs > max(len(p.a.reads), len(p.b.reads)):
+        return No("NF_IO_CAP", (("inputs", inputs), ("cap", p.config.max_inputs)))
+    if len(p.writes) > p.config.max_outputs:
+        return No("NF_IO_CAP", (("outputs", len(p.writes)), ("cap", p.config.max_outputs)))
+    return None
+
+
+def row_program(p: Pair) -> No | None:
+    """The joined group must be executable row by row (codes of analysis/rows.py)."""
+    found = p.rows
+    return No(found.code, (("why", found.why),)) if isinstance(found, Refusal) else None
+
+
+def local_buffer(p: Pair) -> No | None:
+    """What later stages need of one row must stay in cache. A row of unknown length is let through."""
+    assert isinstance(p.rows, RowMap)
+    known = sum(n for _, n in p.rows.buffers if isinstance(n, int))
+    if known > p.config.local_budget:
+        return No("NF_LOCAL_BUFFER", (("bytes", known), ("budget", p.config.local_budget)))
+    return None
+
+
+def parallel_rows(p: Pair) -> No | None:
+    """Large pointwise work must not be pulled into a group that has a single row."""
+    assert isinstance(p.rows, RowMap)
+    if p.rows.outer:
+        return None
+    wide = max((_points(c, p.rows.axis_of) for c in p.members if c.reduce is None), default=0)
+    if wide > SERIAL_POINTS:
+        return No("NF_COST", (("rows", 1), ("elements", wide), ("most", SERIAL_POINTS)))
+    return None
+
+
+def _points(c: Compute, axis_of: Mapping[Axis, Axis]) -> int:
+    return prod(sample(a.extent) for a in c.axes if a not in axis_of)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One condition, the codes it can give, and whether it may be switched off."""
+
+    check: Callable[[Pair], No | None]
+    codes: tuple[str, ...]
+    needed: bool = False
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(opaque, ("NF_OPAQUE",), needed=True),
+    Rule(pinned, ("NF_PINNED",), needed=True),
+    Rule(shared_data, ("NF_NO_SHARED_DATA",)),
+    Rule(node_cap, ("NF_NODE_CAP",)),
+    Rule(reduce_cap, ("NF_TOO_MANY_REDUCES",)),
+    Rule(anchors, ("NF_TWO_ANCHORS", "NF_PROLOGUE", "NF_KIND"), needed=True),
+    Rule(io_cap, ("NF_IO_CAP",)),
+    Rule(
+        row_program,
+        ("NF_KIND", "NF_GROUP_MERGE", "NF_AXES_CONFLICT", "NF_NOT_ROW_LOCAL", "NF_VIEW_LEVEL", "NF_RECOMPUTE"),
+        needed=True,
+    ),
+    Rule(local_buffer, ("NF_LOCAL_BUFFER",)),
+    Rule(parallel_rows, ("NF_COST",)),
+)
+
+
+def first_refusal(p: Pair) -> No | None:
+    """The first rule that says no."""
+    for rule in RULES:
+        no = rule.check(p)
+        if no is not None and (rule.needed or no.code not in p.config.skip):
+            return no
+    return None
