@@ -10,7 +10,7 @@ Register types: f32/f64 are float/double, integers of every sign are iN, bool is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -29,6 +29,7 @@ Index: TypeAlias = int | ll.Value
 Reg: TypeAlias = ll.Value
 Type: TypeAlias = ll.Type
 Function: TypeAlias = ll.Function
+Part: TypeAlias = AbstractContextManager[None]
 
 _REGISTER: dict[DType, ll.Type] = {
     DType.F32: F32, DType.F64: F64, DType.F16: I16, DType.BF16: I16,
@@ -176,7 +177,7 @@ class Builder:
             yield
 
     @contextmanager
-    def if_else(self, cond: ll.Value, likely: bool | None = None) -> Iterator[tuple[object, object]]:
+    def if_else(self, cond: ll.Value, likely: bool | None = None) -> Iterator[tuple[Part, Part]]:
         """Two branches: `with build.if_else(c) as (then, other)`, then `with then:` and `with other:`."""
         with self.ir.if_else(cond, likely=likely) as parts:
             yield parts
