@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -85,16 +84,9 @@ class Trace:
         self.mark = time.perf_counter()
         return result
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Errors that pass through get a note with the stage and the command that reproduces them."""
-        try:
-            yield
-        except Stopped:
-            raise
-        except Exception as error:
-            add_note(error, name, self.reproduce)
-            raise
+    def stage(self, name: str) -> _Stage:
+        """`with trace.stage(name):` errors that pass through get a note (stage, and the command to get there again)."""
+        return _Stage(name, self.reproduce)
 
     def result(self, stage: str) -> object:
         """What a stage returned (the last one of that name); KeyError if it has not run."""
@@ -130,6 +122,19 @@ class Trace:
             old, new = show(before.view).splitlines(), text.splitlines()
             delta = difflib.unified_diff(old, new, before.stage, stage, lineterm="")
             (self.dump / f"{name}.diff").write_text("\n".join(delta) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    name: str
+    reproduce: str
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, Stopped):
+            add_note(error, self.name, self.reproduce)
 
 
 def add_note(error: BaseException, stage: str, reproduce: str = "") -> None:
