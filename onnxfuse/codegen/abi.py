@@ -378,6 +378,9 @@ def glue_module(parts: Sequence[Part], target: Target, digest: str, required: Se
     glue.cpu_check(features if target.triple.startswith("x86_64") else ())
     glue.registration(ops, target)
     glue.digest(digest)
+    for fn in glue.build.module.functions:
+        if fn.blocks:
+            fn.attributes.add("noinline")  # nothing here is hot, and inlining made the glue slow to compile
     return str(glue.build.module)
 
 
@@ -468,9 +471,9 @@ class _Glue:
                 b = build.ir
                 distance = b.sub(b.ptrtoint(to, I64), b.ptrtoint(source, I64))
                 with build.if_else(b.icmp_unsigned(">=", distance, size)) as (up, down):
-                    with up:  # type: ignore[attr-defined]
+                    with up:
                         self.copy_up(to, source, size)
-                    with down:  # type: ignore[attr-defined]
+                    with down:
                         self.copy_down(to, source, size)
         # The name that LLVM calls; "no-builtins" keeps the loops from becoming calls of this very function.
         set.add(fn.attributes, '"no-builtins"')
@@ -755,7 +758,7 @@ class _Glue:
         with build.function("phases", PTR, [PTR, PTR, PTR, PTR, PTR, PTR, PTR]) as fn:
             api, context, variant, env, bufs, packed, scratch = fn.args
             b = build.ir
-            call = build.alloca(I64, len(CALL), align=8)
+            call = build.alloca(PTR, len(CALL), align=8)
             for name, value in (("env", env), ("bufs", bufs), ("packed", packed), ("scratch", scratch)):
                 build.store(value, self.address(call, CALL, name))
             run_table = self.field(variant, VARIANT, "run", PTR)
@@ -1001,10 +1004,12 @@ class _Glue:
         return out
 
     def at_unload(self, fn: ir.GlobalValue) -> None:
-        entry = ir.Constant.literal_struct([ir.Constant(I32, 65535), fn, self.null()])
-        table = ir.Constant(ir.ArrayType(entry.type, 1), [entry])
-        dtors = ir.GlobalVariable(self.build.module, table.type, "llvm.global_dtors")
-        dtors.linkage, dtors.initializer = "appending", table
+        # By section name: llvm.global_dtors would become .dtors, which nothing runs any more.
+        entry = ir.GlobalVariable(self.build.module, PTR, f"{self.build.prefix}.at_unload")
+        entry.linkage, entry.initializer, entry.section, entry.align = "internal", fn, ".fini_array", 8
+        table = ir.Constant(ir.ArrayType(PTR, 1), [entry])
+        used = ir.GlobalVariable(self.build.module, table.type, "llvm.used")
+        used.linkage, used.initializer, used.section = "appending", table, "llvm.metadata"
 
     def define_entry(self, target: Target) -> None:
         build = self.build

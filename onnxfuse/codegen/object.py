@@ -47,6 +47,7 @@ class Object:
 def _initialize() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()  # the CPU check is inline assembly
 
 
 @functools.cache
@@ -81,6 +82,8 @@ def compile_module(
 ) -> Object:
     """Verify, optimise and compile one module in this process. Raises CompileError with LLVM's message."""
     machine = target_machine(target)
+    if " asm " in text and not _native(target):
+        raise CompileError("E_LLVM_ASM", f"inline assembly for {target.triple} can only be compiled on such a machine")
     try:
         module = llvm.parse_assembly(text)
         module.triple = target.triple
@@ -97,6 +100,11 @@ def compile_module(
     )
 
 
+def _native(target: Target) -> bool:
+    host: str = llvm.get_process_triple()
+    return target.triple.split("-", 1)[0] == host.split("-", 1)[0]
+
+
 def _hide(module: llvm.ModuleRef, exports: frozenset[str]) -> None:
     for symbol in [*module.functions, *module.global_variables]:
         local = symbol.linkage in (llvm.Linkage.internal, llvm.Linkage.private)
@@ -106,12 +114,31 @@ def _hide(module: llvm.ModuleRef, exports: frozenset[str]) -> None:
 
 def _optimise(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     # Templates write vector code themselves, so LLVM's vectorisers only cost time (and change sums: never for floats).
-    options = llvm.create_pipeline_tuning_options(speed_level=2, size_level=0)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = False
     options.slp_vectorization = False
     options.loop_unrolling = True
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """An object file loaded into this process; its code lives as long as this record."""
+
+    engine: llvm.ExecutionEngine
+
+    def address(self, symbol: str) -> int:
+        """Address of a function, 0 if there is none."""
+        return int(self.engine.get_function_address(symbol))
+
+
+def load_object(data: bytes, target: Target) -> Loaded:
+    """Load an object file of this machine's kind, to call its functions by address."""
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine(target))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    return Loaded(engine)
 
 
 # ---- worker processes ----
