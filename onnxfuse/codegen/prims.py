@@ -322,20 +322,33 @@ def _copysign(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Valu
     return b.or_(b.and_(x, build.like(x, 0x7FFF)), b.and_(y, build.like(x, 0x8000)))
 
 
-def _extreme(name: str, op: str) -> Lower:
-    """Min or max: NaN if either side is, -0 below +0."""
+def _extreme(op: str) -> Lower:
+    """Min or max: NaN if either side is; of two equal zeros the second operand, as onnxruntime's vector loops do."""
 
     def run(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
         b, (x, y) = build.ir, args
         if dtype in (DType.F16, DType.BF16):
             wide = [half_to_float(build, v, dtype) for v in args]
             return float_to_half(build, run(build, wide, DType.F32), dtype)
-        if dtype.is_float:
-            return build.intrinsic(name, x, y)
-        less = b.icmp_signed(op, x, y) if dtype.is_signed else b.icmp_unsigned(op, x, y)
-        return b.select(less, x, y)
+        if not dtype.is_float:
+            less = b.icmp_signed(op, x, y) if dtype.is_signed else b.icmp_unsigned(op, x, y)
+            return b.select(less, x, y)
+        for c, v in ((x, y), (y, x)):  # a bound that is a number: one instruction, which hands NaN (and -0) through
+            if _is_number(c):
+                return b.select(b.fcmp_ordered(op, c, v), c, v)
+        return b.select(b.fcmp_unordered("uno", x, x), x, b.select(b.fcmp_ordered(op, x, y), x, y))
 
     return run
+
+
+def _is_number(x: ir.Value) -> bool:
+    """A constant, the same in all lanes, that is not NaN."""
+    if not isinstance(x, ir.Constant):
+        return False
+    c = x.constant
+    if is_vector(x):
+        c = c[0].constant if isinstance(c, (list, tuple)) and isinstance(c[0], ir.Constant) else None
+    return isinstance(c, float) and c == c
 
 
 def _compare(op: str, unordered: bool = False) -> Lower:
@@ -447,8 +460,8 @@ LOWER: dict[str, Lower] = {
     "fmod": _fmod,
     "neg": _neg,
     "abs": _abs,
-    "min": _extreme("minimum", "<"),
-    "max": _extreme("maximum", ">"),
+    "min": _extreme("<"),
+    "max": _extreme(">"),
     "pow": _pow,
     "sqrt": _intrinsic("sqrt"),
     **{name: _math(name) for name in vecmath.UNARY},

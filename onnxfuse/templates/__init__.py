@@ -1,1 +1,10 @@
 """One file per way to run a kernel: propose schedules, emit code."""
+
+from __future__ import annotations
+
+from onnxfuse.ir.plan import Template
+from onnxfuse.templates.gemm import GEMM
+from onnxfuse.templates.rowwise import ROWWISE
+
+# In order of priority among equal costs; the general one last.
+TEMPLATES: tuple[Template, ...] = (GEMM, ROWWISE)

@@ -1,0 +1,817 @@
+"""rowwise: the general template. Runs every kernel as parallel outer loops around vector loops.
+
+First the loop nest is tidied: axes of extent 1 go, dimensions of extent 1 go, and adjacent axes that walk memory
+together become one (`collapse`). Then one of two shapes is chosen by the strides of the accesses:
+
+  outer   lanes lie along one outer axis; stages (which have no axes of their own then) run once per vector, with
+          reductions as plain loops and one accumulator per lane. Elementwise, column reductions, pools, contractions
+  row     lanes lie along the last axis of each stage, or of its reduction: several vector accumulators in a fixed
+          order, combined at the end. Row reductions, softmax, layer norm
+
+Work is cut into units (an outer point, and in shape `outer` a block of the vector axis too), units into at most
+`MAX_TASKS` tasks; both depend on dimensions only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from onnxfuse.codegen.build import I8, I64, PTR, VOID, Builder, Index, Reg, is_vector, lanes_of, reg_type, vec
+from onnxfuse.codegen.prims import lower
+from onnxfuse.codegen.scalar_expr import (
+    Buffer,
+    Env,
+    affine,
+    contiguous,
+    emit_dim,
+    emit_expr,
+    emit_store,
+    flat_index,
+    literal,
+    open_kernel,
+)
+from onnxfuse.errors import Refusal
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Apply, Expr, Load, acc, i64, lit, load, rebuild, substitute, var, walk
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.kernel import Kernel, Stage, Store
+from onnxfuse.ir.loops import Axis, Reduce
+from onnxfuse.ir.plan import Emitted, Schedule
+from onnxfuse.ir.simplify import as_dim, dim_expr, same, simplify
+from onnxfuse.ir.types import Dim, TensorType, tensor
+from onnxfuse.target import Target
+
+MAX_TASKS = 64  # enough to balance any core count we meet; a task costs about a microsecond
+GRAIN = 24 * 1024  # bytes (or as many add-like operations per 4 bytes) worth a task
+BLOCK = 8192  # elements of the vector axis in one unit
+STACK = 64 * 1024  # bytes of private buffers that may live on the stack
+GUESS = 64  # extent assumed for run-time dimensions by the cost model
+ROW = "row"
+
+
+# ---- tidying the nest ----
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A kernel's loops after tidying. `views` maps a reshaped stand-in to the value whose memory it is."""
+
+    outer: tuple[Axis, ...]
+    stages: tuple[Stage, ...]
+    views: Mapping[Value, Value]
+
+
+def tidy(kernel: Kernel) -> Nest:
+    """Drop axes and dimensions of extent 1, then merge axes that walk memory together."""
+    nest = _squeeze(_drop_axes(Nest(kernel.outer, kernel.stages, {})), {v.value for v in kernel.locals})
+    while True:
+        merged = _merge_any(nest)
+        if merged is None:
+            return nest
+        nest = merged
+
+
+def _map_stage(stage: Stage, fn: Callable[[Expr], Expr], keep: Callable[[Axis], bool]) -> Stage:
+    stores = tuple(Store(s.target, tuple(fn(i) for i in s.index), fn(s.value)) for s in stage.stores)
+    reduce = stage.reduce
+    if reduce is not None:
+        reduce = replace(reduce, axes=tuple(a for a in reduce.axes if keep(a)))
+    body = None if stage.reduce_body is None else fn(stage.reduce_body)
+    return Stage(tuple(a for a in stage.axes if keep(a)), stores, reduce, body)
+
+
+def _drop_axes(nest: Nest) -> Nest:
+    axes = [*nest.outer, *(a for s in nest.stages for a in (*s.axes, *(s.reduce.axes if s.reduce else ())))]
+    unit: dict[Expr, Expr] = {var(a): i64(0) for a in axes if a.extent == 1}
+    if not unit:
+        return nest
+    stages = tuple(_map_stage(s, lambda e: simplify(substitute(e, unit)), lambda a: a.extent != 1) for s in nest.stages)
+    return Nest(tuple(a for a in nest.outer if a.extent != 1), stages, nest.views)
+
+
+def _squeeze(nest: Nest, private: set[Value]) -> Nest:
+    """Take dimensions of extent 1 out of every access (their index can only be 0).
+
+    A private buffer of one element becomes one of rank 0, which lives in a register.
+    """
+    views = dict(nest.views)
+    cache: dict[Value, Value] = {}
+
+    def access(source: Value, index: tuple[Expr, ...]) -> tuple[Value, tuple[Expr, ...]]:
+        shape = source.tensor.shape
+        if all(d != 1 for d in shape):
+            return source, index
+        if source not in cache:
+            cache[source] = _view(source, [d for d in shape if d != 1], views)
+            if source in private and not cache[source].tensor.rank:
+                del views[cache[source]]
+        return cache[source], tuple(i for i, d in zip(index, shape, strict=True) if d != 1)
+
+    return _rewrite(nest, nest.outer, {}, access, views)
+
+
+def _view(source: Value, shape: Sequence[Dim], views: dict[Value, Value]) -> Value:
+    out = Value(source.name, tensor(source.tensor.dtype, shape))
+    views[out] = views.get(source, source)
+    return out
+
+
+Access = Callable[[Value, tuple[Expr, ...]], tuple[Value, tuple[Expr, ...]]]
+
+
+def _rewrite(
+    nest: Nest, outer: tuple[Axis, ...], axes: Mapping[Axis, Axis | None], access: Access, views: Mapping[Value, Value]
+) -> Nest:
+    """Apply `access` to every load and store; `axes` replaces axes (None: dropped)."""
+
+    def leaf(e: Expr) -> Expr | None:
+        if not isinstance(e, Load):
+            return None
+        source, index = access(e.source, e.index)
+        return None if source is e.source else load(source, index, e.dtype)
+
+    def swap(group: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        new = (axes.get(a, a) for a in group)
+        return tuple(a for a in new if a is not None)
+
+    stages = []
+    for s in nest.stages:
+        stores = []
+        for st in s.stores:
+            target, index = access(st.target, tuple(rebuild(st.index, leaf)))
+            stores.append(Store(target, index, rebuild((st.value,), leaf)[0]))
+        body = None if s.reduce_body is None else rebuild((s.reduce_body,), leaf)[0]
+        reduce = None if s.reduce is None else replace(s.reduce, axes=swap(s.reduce.axes))
+        stages.append(Stage(swap(s.axes), tuple(stores), reduce, body))
+    return Nest(swap(outer), tuple(stages), views)
+
+
+def _merge_any(nest: Nest) -> Nest | None:
+    groups = [nest.outer]
+    for s in nest.stages:
+        groups += [s.axes, s.reduce.axes if s.reduce else ()]
+    for group in groups:
+        for a, b in pairwise(group):
+            if _mergeable(nest, a, b):
+                return _merge(nest, a, b)
+    return None
+
+
+def _pairs(index: tuple[Expr, ...], shape: tuple[Dim, ...], a: Axis, b: Axis) -> int | None:
+    """Position of a, b as neighbouring indices that walk memory as one axis; -1 when neither occurs; None: no."""
+    va, vb = var(a), var(b)
+    uses = [k for k, i in enumerate(index) if any(x is va or x is vb for x in walk(i))]
+    if not uses:
+        return -1
+    if len(uses) != 2 or uses[1] != uses[0] + 1:
+        return None
+    k = uses[0]
+    return k if index[k] is va and index[k + 1] is vb and same(shape[k + 1], b.extent) else None
+
+
+def _mergeable(nest: Nest, a: Axis, b: Axis) -> bool:
+    va, vb = var(a), var(b)
+    for s in nest.stages:
+        for st in s.stores:
+            if _pairs(st.index, st.target.tensor.shape, a, b) is None:
+                return False
+        roots = [st.value for st in s.stores] + ([s.reduce_body] if s.reduce_body is not None else [])
+        if any(r is va or r is vb for r in roots):
+            return False
+        for e in walk(*roots):
+            if isinstance(e, Apply) and any(x is va or x is vb for x in e.args):
+                return False
+            if isinstance(e, Load) and _pairs(e.index, e.source.tensor.shape, a, b) is None:
+                return False
+    return True
+
+
+def _merge(nest: Nest, a: Axis, b: Axis) -> Nest:
+    both = Axis(f"{a.name}.{b.name}", as_dim(dim_expr(a.extent) * b.extent))
+    views = dict(nest.views)
+    cache: dict[tuple[Value, int], Value] = {}
+
+    def access(source: Value, index: tuple[Expr, ...]) -> tuple[Value, tuple[Expr, ...]]:
+        shape = source.tensor.shape
+        k = _pairs(index, shape, a, b)
+        if k is None or k < 0:
+            return source, index
+        if (source, k) not in cache:
+            joined = as_dim(dim_expr(shape[k]) * shape[k + 1])
+            cache[source, k] = _view(source, [*shape[:k], joined, *shape[k + 2 :]], views)
+        return cache[source, k], (*index[:k], var(both), *index[k + 2 :])
+
+    return _rewrite(nest, nest.outer, {a: both, b: None}, access, views)
+
+
+# ---- choosing a shape ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """Everything the emitter needs to know beside the nest."""
+
+    kernel: Kernel
+    nest: Nest
+    axis: Axis | None  # shape `outer`: the vector axis
+    row: bool
+    lanes: int
+    unroll: int
+    masked: bool  # tails by masked vectors; else by a scalar loop
+
+
+def _nest_roots(stage: Stage) -> list[Expr]:
+    return [s.value for s in stage.stores] + ([stage.reduce_body] if stage.reduce_body is not None else [])
+
+
+def _element_bytes(nest: Nest) -> int:
+    """Widest element the lanes must hold; i64 index arithmetic does not count."""
+    wide = 1
+    for s in nest.stages:
+        for e in walk(*_nest_roots(s)):
+            if isinstance(e, Load) or (isinstance(e, Apply) and e.dtype is not DType.I64):
+                wide = max(wide, e.dtype.compute.bytes)
+        wide = max([wide, *(st.target.tensor.dtype.compute.bytes for st in s.stores)])
+        if s.reduce is not None:
+            wide = max(wide, s.reduce.acc.bytes)
+    return wide
+
+
+def _maskable(nest: Nest, target: Target) -> bool:
+    """Masked loads and stores of every accessed type are instructions."""
+    if "avx512bw" in target.features:
+        return True
+    if "avx2" not in target.features:
+        return False
+    dtypes = {e.dtype for s in nest.stages for e in walk(*_nest_roots(s)) if isinstance(e, Load)}
+    dtypes |= {st.target.tensor.dtype for s in nest.stages for st in s.stores}
+    return all(d.bytes >= 4 for d in dtypes)
+
+
+def _step(source: Value, index: tuple[Expr, ...], axis: Axis) -> int | None:
+    """Stride in elements along `axis`; None when it is not a constant."""
+    strides: list[Expr] = []
+    step: Expr = i64(1)
+    for d in reversed(source.tensor.shape):
+        strides.append(step)
+        step = simplify(step * d)
+    split = affine(flat_index(index, tuple(reversed(strides))), var(axis))
+    if split is None:
+        return None
+    known = as_dim(split[1])
+    return known if isinstance(known, int) else None
+
+
+def _access_cost(source: Value, index: tuple[Expr, ...], axis: Axis | None, lanes: int) -> float:
+    """Cost of one access per element, in units of one vector operation per lane."""
+    if axis is None or lanes == 1:
+        return 1.0
+    step = _step(source, index, axis)
+    if step == 0:
+        return 0.5 / lanes
+    if step in (1, -1):
+        return 1.0 / lanes
+    return 1.5 / lanes if step == 2 else 1.5
+
+
+def _body_cost(exprs: Sequence[Expr], axis: Axis | None, lanes: int) -> float:
+    """Cost of evaluating `exprs` once per element."""
+    total = 0.0
+    for e in walk(*exprs):
+        if isinstance(e, Load):
+            total += _access_cost(e.source, e.index, axis, lanes)
+        elif isinstance(e, Apply):
+            total += e.prim.cost / lanes
+    return total
+
+
+def _extent(d: Dim) -> int:
+    return d if isinstance(d, int) else GUESS
+
+
+def _points(axes: Sequence[Axis]) -> float:
+    return float(math.prod(_extent(a.extent) for a in axes))
+
+
+def _fill(axis: Axis | None, lanes: int) -> float:
+    """Lanes paid for over lanes used."""
+    if axis is None or not isinstance(axis.extent, int) or axis.extent == 0:
+        return 1.0
+    return math.ceil(axis.extent / lanes) * lanes / axis.extent
+
+
+def _reduce_axis(stage: Stage, lanes: int) -> tuple[Axis, ...]:
+    """Reduce axes with the one to vectorise last: the best strides win, then the later axis."""
+    assert stage.reduce is not None
+    body = [stage.reduce_body] if stage.reduce_body is not None else []
+    axes = stage.reduce.axes
+    best = min(axes, key=lambda a: (_body_cost(body, a, lanes) * _fill(a, lanes), -axes.index(a)))
+    return (*(a for a in axes if a is not best), best)
+
+
+def _inner_axis(stage: Stage, lanes: int) -> Axis | None:
+    """Shape `row`: the axis the lanes of a stage lie along; one of its own axes (the last) or of its reduction."""
+    own = stage.axes[-1] if stage.axes else None
+    if stage.reduce is None or not stage.reduce.axes:
+        return own
+    along = _reduce_axis(stage, lanes)[-1]
+    if own is None:
+        return along
+    body = [stage.reduce_body] if stage.reduce_body is not None else []
+    own_cost = _body_cost(body, own, lanes) * _fill(own, lanes)
+    return own if own_cost <= 1.2 * _body_cost(body, along, lanes) * _fill(along, lanes) else along
+
+
+def _cycles(nest: Nest, axis: Axis | None, row: bool, lanes: int) -> float:
+    """Predicted vector operations of the whole kernel."""
+    total = 0.0
+    for s in nest.stages:
+        along = _inner_axis(s, lanes) if row else axis
+        points = _points(nest.outer) * _points(s.axes)
+        width = lanes if along is not None else 1
+        stores = [st.value for st in s.stores]
+        own = along if s.reduce is None or along not in s.reduce.axes else None
+        cost = _body_cost(stores, own, width if own is not None else 1)
+        cost += sum(_access_cost(st.target, st.index, own, width) for st in s.stores)
+        total += points * cost * (_fill(own, width) if own is not None else 1.0)
+        if s.reduce is not None and s.reduce_body is not None:
+            body = _body_cost([s.reduce_body], along, width) + 2.0 / width
+            total += points * _points(s.reduce.axes) * body * _fill(along, width)
+            total += points * 8 if own is None and along is not None else 0
+    return total
+
+
+def _bytes(kernel: Kernel) -> float:
+    used = {ld.source for ld in kernel.loads} | set(kernel.outputs)
+    values = [v for v in (*kernel.inputs, *kernel.outputs) if v in used and v.type is not None]
+    return float(sum(math.prod(_extent(d) for d in v.tensor.shape) * v.tensor.dtype.bytes for v in values))
+
+
+def _candidates(kernel: Kernel, nest: Nest) -> list[tuple[Axis | None, bool]]:
+    """(vector axis, row?) worth a look; the last entry is scalar code."""
+    private = {v.value for v in kernel.locals}
+    buffers = any(nest.views.get(st.target, st.target) in private and st.index for s in nest.stages for st in s.stores)
+    flat = not buffers and not any(s.axes for s in nest.stages)
+    out: list[tuple[Axis | None, bool]] = []
+    if flat:
+        out += [(a, False) for a in reversed(nest.outer)]
+    if any(s.axes or (s.reduce and s.reduce.axes) for s in nest.stages):
+        out.append((None, True))
+    return out or [(None, False)]
+
+
+def _unroll(nest: Nest) -> int:
+    """Vectors per iteration: more for light bodies."""
+    ops = sum(e.prim.cost for s in nest.stages for e in walk(*_nest_roots(s)) if isinstance(e, Apply))
+    return 4 if ops <= 24 else 2 if ops <= 80 else 1
+
+
+class Rowwise:
+    """The general template; takes every kernel."""
+
+    name = "rowwise"
+
+    def propose(self, kernel: Kernel, target: Target) -> Sequence[Schedule] | Refusal:
+        """One schedule per possible vector axis, cheapest first."""
+        nest = tidy(kernel)
+        lanes = target.lanes(_element_bytes(nest))
+        rate = target.peak / (4 * target.lanes(4))  # one vector operation per cycle, peak = 2 fma
+        floor = _bytes(kernel) / target.bw
+        out = []
+        for axis, row in _candidates(kernel, nest):
+            cost = max(floor, _cycles(nest, axis, row, lanes) / rate)
+            name = ROW if row else axis.name if axis is not None else ""
+            width = lanes if row or axis is not None else 1
+            out.append(Schedule(self.name, width, name, unroll=_unroll(nest), grain=GRAIN, cost=cost))
+        return sorted(out, key=lambda s: s.cost)
+
+    def emit(self, build: Builder, kernel: Kernel, schedule: Schedule, target: Target) -> Emitted:
+        """Write K.tasks.0, K.run.0 and K.scratch."""
+        nest = tidy(kernel)
+        row = schedule.vector == ROW
+        axis = None if row else next((a for a in reversed(nest.outer) if a.name == schedule.vector), None)
+        lanes = schedule.lanes if row or axis is not None else 1
+        spec = _Spec(kernel, nest, axis, row, lanes, schedule.unroll, _maskable(nest, target))
+        with build.function("tasks.0", I64, [PTR]) as fn:
+            env = open_kernel(build, kernel, fn.args[0], None)
+            build.ret(_split(build, env, spec, schedule.grain).tasks)
+        with build.function("scratch", I64, [PTR]) as fn:
+            env = open_kernel(build, kernel, fn.args[0], None)
+            each = _local_bytes(build, env, kernel)
+            tasks = 0 if each == 0 else _split(build, env, spec, schedule.grain).tasks
+            build.ret(build.mul(tasks, each))
+        with build.function("run.0", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
+            env = open_kernel(build, kernel, fn.args[0], fn.args[1])
+            env = _with_locals(build, env, spec, fn.args[3], fn.args[4])
+            env = env.at(buffers=_views(build, env, nest))
+            _run(build, env, spec, schedule.grain, fn.args[4])
+        return Emitted(phases=1)
+
+
+ROWWISE = Rowwise()
+
+
+# ---- buffers ----
+
+
+def _on_stack(kernel: Kernel) -> bool:
+    sizes = [v.value.tensor for v in kernel.locals]
+    return all(t.static for t in sizes) and sum(_static_bytes(t) for t in sizes) <= STACK
+
+
+def _static_bytes(t: TensorType) -> int:
+    size = t.size
+    assert isinstance(size, int)
+    return -(-size * t.dtype.bytes // 64) * 64
+
+
+def _local_bytes(build: Builder, env: Env, kernel: Kernel) -> Index:
+    """Scratch bytes of one task; 0 when the private buffers are on the stack."""
+    if _on_stack(kernel):
+        return 0
+    total: Index = 0
+    for v in kernel.locals:
+        if v.type.rank:
+            total = build.add(total, _padded(build, env, v.type))
+    return total
+
+
+def _padded(build: Builder, env: Env, t: TensorType) -> Index:
+    """Bytes of a buffer, rounded up to 64."""
+    size = build.mul(emit_dim(build, env, t.size), t.dtype.bytes)
+    return build.mul(build.udiv(build.add(size, 63), 64), 64)
+
+
+def _with_locals(build: Builder, env: Env, spec: _Spec, scratch: Reg, task: Reg) -> Env:
+    kernel = spec.kernel
+    buffers: dict[Value, Buffer] = {}
+    stack = _on_stack(kernel)
+    at: Index = 0 if stack else build.mul(task, _local_bytes(build, env, kernel))
+    for v in kernel.locals:
+        if not v.type.rank:
+            continue
+        if stack:
+            ptr = build.alloca(I8, max(64, _static_bytes(v.type)))
+        else:
+            ptr = build.offset(scratch, at, I8)
+            at = build.add(at, _padded(build, env, v.type))
+        buffers[v.value] = Buffer(ptr, v.type.dtype, contiguous(build, list(v.type.shape)))
+    return env.at(buffers=buffers)
+
+
+def _views(build: Builder, env: Env, nest: Nest) -> dict[Value, Buffer]:
+    out: dict[Value, Buffer] = {}
+    for stand_in, source in nest.views.items():
+        if source in env.buffers:
+            base = env.buffers[source]
+            strides = contiguous(build, list(stand_in.tensor.shape))
+            out[stand_in] = Buffer(base.ptr, base.dtype, strides, base.invariant)
+    return out
+
+
+# ---- tasks ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    digits: tuple[Index, ...]  # extents of the odometer: outer axes, then blocks of the vector axis
+    units: Index
+    per_task: Index
+    tasks: Index
+
+
+def _outer_axes(spec: _Spec) -> tuple[Axis, ...]:
+    return tuple(a for a in spec.nest.outer if a is not spec.axis)
+
+
+def _split(build: Builder, env: Env, spec: _Spec, grain: int) -> _Split:
+    """Cut the work into tasks; depends on dimensions only."""
+    digits = [emit_dim(build, env, a.extent) for a in _outer_axes(spec)]
+    unit: Index = 1  # points of one unit
+    if spec.axis is not None:
+        extent = emit_dim(build, env, spec.axis.extent)
+        digits.append(build.udiv(build.add(extent, BLOCK - 1), BLOCK))
+        unit = build.imin(extent, BLOCK)
+    units: Index = 1
+    for d in digits:
+        units = build.mul(units, d)
+    weight = build.mul(_weight(build, env, spec), unit)
+    least = (
+        build.add(build.udiv(build.i64(grain), build.imax(weight, 1)), 1)
+        if not isinstance(weight, int)
+        else (grain // max(weight, 1) + 1)
+    )
+    per = build.imax(build.udiv(build.add(units, MAX_TASKS - 1), MAX_TASKS), least)
+    return _Split(tuple(digits), units, per, build.udiv(build.add(units, build.sub(per, 1)), per))
+
+
+def _weight(build: Builder, env: Env, spec: _Spec) -> Index:
+    """Work of one outer point, in bytes touched or the like."""
+    total: Index = 0
+    for s in spec.nest.stages:
+        one = 4 * len(s.stores) + _effort([st.value for st in s.stores])
+        points: Index = 1
+        for a in s.axes:
+            points = build.mul(points, emit_dim(build, env, a.extent))
+        inner: Index = one
+        if s.reduce is not None and s.reduce_body is not None:
+            steps: Index = _effort([s.reduce_body]) + 1
+            for a in s.reduce.axes:
+                steps = build.mul(steps, emit_dim(build, env, a.extent))
+            inner = build.add(inner, steps)
+        total = build.add(total, build.mul(points, inner))
+    return total
+
+
+def _effort(exprs: Sequence[Expr]) -> int:
+    nodes = list(walk(*exprs))
+    loads = sum(e.dtype.bytes for e in nodes if isinstance(e, Load))
+    return loads + sum(e.prim.cost for e in nodes if isinstance(e, Apply)) // 2
+
+
+def _run(build: Builder, env: Env, spec: _Spec, grain: int, task: Reg) -> None:
+    """The units of one task: an odometer over the outer axes (and blocks of the vector axis)."""
+    split = _split(build, env, spec, grain)
+    first = build.mul(task, split.per_task)
+    last = build.imin(build.add(first, split.per_task), split.units)
+    start: list[Reg] = []
+    rest: Index = first
+    for d in reversed(split.digits):
+        start.append(build.i64(build.umod(rest, d)))
+        rest = build.udiv(rest, d)
+    start.reverse()
+    with build.carry(first, last, 1, start, "unit") as it:
+        _unit(build, env, spec, it.values)
+        it.next = _advance(build, it.values, split.digits)
+
+
+def _advance(build: Builder, digits: Sequence[Reg], extents: Sequence[Index]) -> list[Reg]:
+    b = build.ir
+    out: list[Reg] = []
+    bump: Reg = build.i64(1)
+    for k in range(len(digits) - 1, -1, -1):
+        up = b.add(digits[k], bump)
+        if k == 0:
+            out.append(up)
+            break
+        wrap = b.icmp_signed("==", up, build.i64(extents[k]))
+        out.append(b.select(wrap, build.i64(0), up))
+        bump = b.zext(wrap, I64)
+    out.reverse()
+    return out
+
+
+def _unit(build: Builder, env: Env, spec: _Spec, digits: Sequence[Reg]) -> None:
+    axes = dict(zip(_outer_axes(spec), digits, strict=False))
+    here = env.at(axes)
+    if spec.axis is None:
+        for stage in spec.nest.stages:
+            here = _row_stage(build, here, spec, stage) if spec.row else _plain_stages(build, [here], [stage])[0]
+        return
+    extent = emit_dim(build, env, spec.axis.extent)
+    low: Index = 0
+    high: Index = extent
+    if not (isinstance(extent, int) and extent <= BLOCK):
+        low = build.mul(digits[-1], BLOCK)
+        high = build.imin(build.add(low, BLOCK), extent)
+    whole = isinstance(extent, int) and extent % spec.lanes == 0  # BLOCK is a multiple of every vector width
+
+    def body(envs: list[Env], _part: int, accs: list[Reg]) -> list[Reg]:
+        _plain_stages(build, envs, spec.nest.stages)
+        return accs
+
+    _sweep(build, here, spec, spec.axis, low, high, whole, [], body)
+
+
+# ---- vector loops ----
+
+# body(envs, part, accs): one env per vector; part 0 = the unrolled loop, 1 = single vectors and masked tail,
+# 2 = scalar tail. Returns the new carried values.
+Body = Callable[[list[Env], int, list[Reg]], list[Reg]]
+
+
+def _sweep(
+    build: Builder,
+    env: Env,
+    spec: _Spec,
+    axis: Axis,
+    low: Index,
+    high: Index,
+    whole: bool,
+    init: list[Reg],
+    body: Body,
+) -> list[Reg]:
+    """Run `axis` from low to high by vectors; returns the carried values. `whole`: no tail is possible."""
+    n, u = spec.lanes, spec.unroll
+    size = build.sub(high, low)
+    accs = init
+    at: Index = low
+
+    def part(stop: Index, step: int, count: int, lanes: int, which: int) -> None:
+        nonlocal at, accs
+        if isinstance(at, int) and isinstance(stop, int) and at >= stop:
+            return
+        with build.carry(at, stop, step, accs, axis.name) as it:
+            envs = [env.at({axis: build.i64(build.add(it.index, k * lanes))}).vector(axis, lanes) for k in range(count)]
+            it.next = body(envs, which, it.values)
+        accs = it.results
+        at = stop
+
+    if u > 1 and n > 1:
+        part(build.add(low, build.mul(build.udiv(size, u * n), u * n)), u * n, u, n, 0)
+    part(build.add(low, build.mul(build.udiv(size, n), n)), n, 1, n, 1)
+    if whole or n == 1:
+        return accs
+    if not spec.masked:
+        part(high, 1, 1, 1, 2)
+        return accs
+    if isinstance(at, int) and isinstance(high, int) and at >= high:
+        return accs
+    with build.carry(at, high, n, accs, f"{axis.name}.tail") as it:  # at most one turn
+        mask = build.tail_mask(build.sub(high, it.index), n)
+        it.next = body([env.at({axis: it.index}).vector(axis, n, mask)], 1, it.values)
+    return it.results
+
+
+# ---- stages ----
+
+
+def _plain_stages(build: Builder, envs: list[Env], stages: Sequence[Stage]) -> list[Env]:
+    """Stages without axes, for several vectors (or scalars) at once; reductions are loops around all of them."""
+    for stage in stages:
+        assert not stage.axes
+        if stage.reduce is not None:
+            accs = _plain_reduce(build, envs, stage, stage.reduce)
+            name = acc(stage.reduce.acc)
+            envs = [e.at(bound={name: a}) for e, a in zip(envs, accs, strict=True)]
+        envs = _store_all(build, envs, stage)
+    return envs
+
+
+def _store_all(build: Builder, envs: list[Env], stage: Stage) -> list[Env]:
+    """Evaluate all values, then store them; a rank-0 local becomes a bound expression."""
+    values = [[emit_expr(build, e, s.value) for s in stage.stores] for e in envs]
+    out = []
+    for e, row in zip(envs, values, strict=True):
+        bound: dict[Expr, Reg] = {}
+        for s, v in zip(stage.stores, row, strict=True):
+            if not s.index and s.target not in e.buffers:
+                bound[load(s.target, (), s.value.dtype)] = v
+            else:
+                emit_store(build, e, s.target, s.index, v)
+        out.append(e.at(bound=bound) if bound else e)
+    return out
+
+
+def _plain_reduce(build: Builder, envs: list[Env], stage: Stage, reduce: Reduce) -> list[Reg]:
+    """One accumulator per lane and env; plain loops over the reduce axes."""
+    typ = reg_type(reduce.acc)
+    init = [build.splat(literal(build, reduce.init), e.lanes) for e in envs]
+    assert all(v.type == vec(typ, e.lanes) for v, e in zip(init, envs, strict=True))
+    return _loops(build, envs, reduce.axes, init, lambda es, accs: _accumulate(build, es, stage, reduce, accs))
+
+
+def _loops(
+    build: Builder,
+    envs: list[Env],
+    axes: Sequence[Axis],
+    accs: list[Reg],
+    body: Callable[[list[Env], list[Reg]], list[Reg]],
+) -> list[Reg]:
+    """Nested scalar loops with carried values around `body`."""
+    if not axes:
+        return body(envs, accs)
+    extent = emit_dim(build, envs[0], axes[0].extent)
+    with build.carry(0, extent, 1, accs, axes[0].name) as it:
+        inner = [e.at({axes[0]: it.index}) for e in envs]
+        it.next = _loops(build, inner, axes[1:], it.values, body)
+    return it.results
+
+
+def _accumulate(build: Builder, envs: list[Env], stage: Stage, reduce: Reduce, accs: list[Reg]) -> list[Reg]:
+    """Combine body into the accumulator, for each env; lanes that are off keep their value."""
+    assert stage.reduce_body is not None
+    body = stage.reduce_body
+    out = []
+    for e, a in zip(envs, accs, strict=True):
+        v = emit_expr(build, e, body)
+        if body.dtype is not reduce.acc:
+            v = lower(build, "cast", [v], body.dtype, reduce.acc)
+        new = lower(build, reduce.combine.name, [a, build.widen(v, e.lanes)], reduce.acc, reduce.acc)
+        out.append(new if e.mask is None else build.select(e.mask, new, a))
+    return out
+
+
+def _row_stage(build: Builder, env: Env, spec: _Spec, stage: Stage) -> Env:
+    """A stage of shape `row`. Returns the env with what it bound."""
+    axis = _inner_axis(stage, spec.lanes)
+    if axis is None:
+        return _plain_stages(build, [env], [stage])[0]
+    reduce = stage.reduce
+    if reduce is not None and axis in reduce.axes:
+        if not stage.axes:
+            return _reduce_row(build, env, spec, stage, reduce)
+
+        def point(envs: list[Env], accs: list[Reg]) -> list[Reg]:
+            _reduce_row(build, envs[0], spec, replace(stage, axes=()), reduce)
+            return accs
+
+        _loops(build, [env], stage.axes, [], point)
+        return env
+
+    def body(envs: list[Env], _part: int, accs: list[Reg]) -> list[Reg]:
+        _plain_stages(build, envs, [replace(stage, axes=())])
+        return accs
+
+    def line(envs: list[Env], accs: list[Reg]) -> list[Reg]:
+        extent = emit_dim(build, envs[0], axis.extent)
+        whole = isinstance(extent, int) and extent % spec.lanes == 0
+        _sweep(build, envs[0], spec, axis, 0, extent, whole, [], body)
+        return accs
+
+    _loops(build, [env], [a for a in stage.axes if a is not axis], [], line)
+    return env
+
+
+def _reduce_row(build: Builder, env: Env, spec: _Spec, stage: Stage, reduce: Reduce) -> Env:
+    """Reduce with lanes along the last reduce axis, then store (one scalar)."""
+    axes = _reduce_axis(stage, spec.lanes)
+    last = axes[-1]
+    start = literal(build, lit(identity(reduce.combine.name, reduce.acc), reduce.acc))
+    extent = emit_dim(build, env, last.extent)
+    whole = isinstance(extent, int) and extent % spec.lanes == 0
+    scalar_tail = not whole and not spec.masked and spec.lanes > 1
+    vectors = spec.unroll if spec.lanes > 1 else 1
+    init = [build.splat(start, spec.lanes)] * vectors + ([start] if scalar_tail else [])
+
+    def body(envs: list[Env], part: int, accs: list[Reg]) -> list[Reg]:
+        out = list(accs)
+        picks = [len(accs) - 1] if part == 2 else list(range(len(envs)))
+        new = _accumulate(build, envs, stage, reduce, [accs[k] for k in picks])
+        for k, v in zip(picks, new, strict=True):
+            out[k] = v
+        return out
+
+    def line(envs: list[Env], accs: list[Reg]) -> list[Reg]:
+        return _sweep(build, envs[0], spec, last, 0, extent, whole, accs, body)
+
+    accs = _loops(build, [env], axes[:-1], init, line)
+    total = _combine_all(build, reduce, accs)
+    if reduce.init.value != identity(reduce.combine.name, reduce.acc):
+        total = lower(build, reduce.combine.name, [literal(build, reduce.init), total], reduce.acc, reduce.acc)
+    return _store_all(build, [env.at(bound={acc(reduce.acc): total})], stage)[0]
+
+
+def _combine_all(build: Builder, reduce: Reduce, accs: list[Reg]) -> Reg:
+    """Pairwise: vectors with vectors, then halves of the last vector, then the scalar accumulator."""
+
+    def join(a: Reg, b: Reg) -> Reg:
+        return lower(build, reduce.combine.name, [a, b], reduce.acc, reduce.acc)
+
+    vectors = [a for a in accs if is_vector(a)]
+    scalars = [a for a in accs if not is_vector(a)]
+    while len(vectors) > 1:
+        pairs = [join(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=False)]
+        vectors = pairs + (vectors[-1:] if len(vectors) % 2 else [])
+    for v in vectors:
+        n = lanes_of(v)
+        while n > 1:
+            half = n // 2
+            low = build.shuffle(v, v, range(half))
+            high = build.shuffle(v, v, range(half, n))
+            v = join(low, high)
+            n = half
+        scalars.append(build.lane(v, 0))
+    total = scalars[-1]
+    for s in scalars[:-1]:
+        total = join(total, s)
+    return total
+
+
+def identity(combine: str, dtype: DType) -> int | float | bool:
+    """The neutral element of a reduction."""
+    match combine:
+        case "add" | "bitor" | "bitxor" | "or" | "xor":
+            return 0
+        case "mul" | "and":
+            return 1
+        case "bitand":
+            return -1
+        case "max":
+            return -math.inf if dtype.is_float else _int_range(dtype)[0]
+        case "min":
+            return math.inf if dtype.is_float else _int_range(dtype)[1]
+    raise KeyError(combine)
+
+
+def _int_range(dtype: DType) -> tuple[int, int]:
+    bits = dtype.bytes * 8
+    if dtype is DType.BOOL:
+        return 0, 1
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype.is_signed else (0, (1 << bits) - 1)
+
+
+__all__ = ["ROWWISE", "Nest", "Rowwise", "tidy"]
