@@ -77,12 +77,22 @@ class Template(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A kernel with the schedule chosen for it. `general` runs when a `maybe` pair of the kernel differs."""
+    """A kernel with the schedule chosen for it.
+
+    general   the plan that runs when a `maybe` pair differs (same kernel, full broadcasting)
+    variant   what the template emits when it is not `kernel` itself: the kernel with all `maybe` pairs equal
+    """
 
     kernel: Kernel
     schedule: Schedule
     template: Template
-    general: Schedule | None = None
+    general: Plan | None = None
+    variant: Kernel | None = None
+
+    @property
+    def code(self) -> Kernel:
+        """The kernel to emit: same ABI as `kernel` (inputs, outputs and dims at the same places)."""
+        return self.kernel if self.variant is None else self.variant
 
     def __str__(self) -> str:
         return f"plan @{self.kernel.name} {self.schedule}"

@@ -518,7 +518,7 @@ def _kernel(k: Kernel, names: Names) -> Iterator[Line]:
 def _plan(p: Plan, names: Names) -> Iterator[Line]:
     yield p, str(p)
     if p.general is not None:
-        yield p, f"general {p.general}"
+        yield p, f"general {p.general.schedule}"
     yield from _kernel(p.kernel, names)
 
 

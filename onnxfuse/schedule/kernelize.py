@@ -1,0 +1,256 @@
+"""Groups become kernels with canonical names. Partition -> Kernels.
+
+In: a partition. Out: distinct kernels and, for every group, the call that ties its values to a kernel's. A group that
+cannot be one kernel is split into its members (recorded as NF_ONE_KERNEL); one that only renames memory (a reshape on
+its own) stays with the runtime, which does that for free (NF_FREE_VIEW).
+
+Kernels have their own values (x0.. inputs, y0.. outputs, t0.. locals), axes and symbols, so two groups of equal
+structure print the same text and share one kernel. The text, together with how the group's nodes are wired (the
+function body must be shareable too), is the key; its hash is in the kernel's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from onnxfuse.errors import Refusal, Unsupported
+from onnxfuse.ir.expr import Expr, Load, i64, sym, var
+from onnxfuse.ir.graph import Constant, Value, fresh_name
+from onnxfuse.ir.kernel import Kernel, Local, Stage, Store
+from onnxfuse.ir.loops import Axis
+from onnxfuse.ir.partition import Decision, Group, Partition, Relation, Verdict, make_group
+from onnxfuse.ir.plan import Call, Kernels
+from onnxfuse.ir.simplify import same, simplify
+from onnxfuse.ir.text import show
+from onnxfuse.ir.types import Dim, tensor
+from onnxfuse.schedule.localize import Localizer, input_checks, maybe_pairs
+from onnxfuse.schedule.program import Program, program
+
+NAME_OPS = 6  # op names that go into a kernel's name
+
+
+def kernelize(partition: Partition) -> Kernels:
+    """A kernel for every group (see the module docstring)."""
+    names = {item.node.name for item in partition.loops.items}
+    kernels: dict[str, Kernel] = {}
+    calls: dict[int, Call] = {}
+    refused: dict[int, Refusal] = {}
+    groups: list[Group] = []
+    decisions: list[Decision] = []
+    split_id = 1 + max((g.id for g in partition.groups), default=0)
+    for group in partition.groups:
+        parts, why = _buildable(group, split_id, partition.loops.consts)
+        split_id += len(parts)
+        if why is not None:
+            decisions.append(_split_record(group, why))
+        for part, made in parts:
+            groups.append(part)
+            if isinstance(made, Refusal):
+                refused[part.id] = made
+                continue
+            key, kernel, inputs = made
+            shared = kernels.setdefault(key, kernel)
+            calls[part.id] = Call(shared, inputs, part.writes, fresh_name(_label(part), names))
+    if decisions:
+        partition = replace(partition, groups=tuple(groups), decisions=partition.decisions + tuple(decisions))
+    return Kernels(partition, tuple(kernels.values()), calls, refused)
+
+
+Built = tuple[str, Kernel, tuple[Value, ...]]
+Consts = Mapping[Value, Constant]
+
+
+def _buildable(
+    group: Group, next_id: int, consts: Consts
+) -> tuple[list[tuple[Group, Built | Refusal]], Unsupported | None]:
+    """The group with its kernel, or its members one by one."""
+    try:
+        return [(group, _build(group, consts))], None
+    except Unsupported as error:
+        if len(group.members) == 1 or error.code != "NF_ONE_KERNEL":
+            return [(group, error.refusal())], None
+        why = error
+    parts: list[tuple[Group, Built | Refusal]] = []
+    for k, c in enumerate(group.members):
+        anchor = c if c is group.anchor else None
+        single = make_group(next_id + k, (c,), group.kind, anchor, {c.out})
+        try:
+            parts.append((single, _build(single, consts)))
+        except Unsupported as error:
+            parts.append((single, error.refusal()))
+    return parts, why
+
+
+def _split_record(group: Group, why: Unsupported) -> Decision:
+    first, last = group.members[0].out.name, group.members[-1].out.name
+    facts = (("why", why.why or why.what), ("members", len(group.members)))
+    return Decision("K", first, last, Relation.VERTICAL, Verdict.REFUSED, why.code, facts)
+
+
+def _build(group: Group, consts: Consts) -> Built:
+    made = program(group)
+    if _is_free_view(group, made):
+        raise Unsupported("NF_FREE_VIEW", "only renames memory; the runtime does that without a copy")
+    return _Canon(group, made, consts).build()
+
+
+def _is_free_view(group: Group, made: Program) -> bool:
+    """One value, read element by element in memory order: a reshape."""
+    if len(made.stages) != 1 or made.stages[0].reduce is not None:
+        return False
+    (store,) = made.stages[0].stores[:1]
+    value = store.value
+    if len(made.stages[0].stores) != 1 or not isinstance(value, Load) or value.source in made.locals:
+        return False
+    source, target = value.source.tensor, store.target.tensor
+    if source.dtype is not target.dtype or not same(source.size, target.size):
+        return False
+    return _flat(value.index, source.shape) is _flat(store.index, target.shape)
+
+
+def _flat(index: Sequence[Expr], shape: Sequence[Dim]) -> Expr:
+    offset: Expr = i64(0)
+    for i, d in zip(index, shape, strict=True):
+        offset = offset * d + i
+    return simplify(offset)
+
+
+# --- canonical kernels ---------------------------------------------------------------------------------------------
+class _Canon:
+    """One kernel in canonical names."""
+
+    def __init__(self, group: Group, made: Program, consts: Consts) -> None:
+        self.group = group
+        self.made = made
+        self.consts = consts
+        self.inputs = _call_inputs(group, made, consts)
+        # Untyped stand-ins first: dimensions can only be written once they are bound.
+        self.mine = {v: Value(f"x{k}", v.type) for k, v in enumerate(self.inputs)}
+        self.loc = Localizer({}, {})
+
+    def build(self) -> Built:
+        pairs = [(v, self.mine[v]) for v in self.inputs]
+        self.loc.bind(pairs)
+        typed = {v: self._typed(f"x{k}", v, strict=self._is_read(v)) for k, v in enumerate(self.inputs)}
+        outputs = {v: self._typed(f"y{k}", v, strict=True) for k, v in enumerate(self.group.writes)}
+        local = {v: self._typed(f"t{k}", v, strict=True) for k, v in enumerate(self.made.locals)}
+        axes = self._axes()
+        loc = Localizer({var(a): var(b) for a, b in axes.items()}, {**typed, **local}, dict(self.loc.bound))
+        targets = {**outputs, **local}
+        stages = tuple(self._stage(s, loc, axes, targets) for s in self.made.stages)
+        renamed = {self.mine[v]: typed[v] for v in self.inputs}
+        bindings = tuple(replace(b, value=renamed[b.value]) for b in self.loc.bindings)
+        checks = tuple(replace(c, value=renamed[c.value]) for c in input_checks(self.loc, pairs))
+        extents: dict[Expr, Dim] = {var(b): b.extent for b in axes.values()}
+        roots = [r for s in stages for r in s.roots]
+        kernel = Kernel(
+            name="",
+            inputs=tuple(typed[v] for v in self.inputs),
+            outputs=tuple(outputs[v] for v in self.group.writes),
+            outer=tuple(axes[a] for a in self.made.outer),
+            stages=stages,
+            locals=tuple(Local(v) for v in local.values()),
+            consts=frozenset(typed[v] for v in self.inputs if v in self.consts),
+            dims=bindings,
+            checks=checks,
+            maybe=maybe_pairs(roots, extents),
+        )
+        key = show(kernel) + _wiring(self.group, self.inputs, self.consts)
+        digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+        origin = tuple(dict.fromkeys(o for c in self.group.members for o in c.origin))
+        return key, replace(kernel, name=f"{_label(self.group)}_{digest}", origin=origin), self.inputs
+
+    def _is_read(self, v: Value) -> bool:
+        return any(ld.source is v for s in self.made.stages for ld in s.loads)
+
+    def _typed(self, name: str, v: Value, *, strict: bool) -> Value:
+        """The kernel's own value; dimensions of unread inputs may stay unknown (as fresh names)."""
+        t = v.tensor
+        dims: list[Dim] = []
+        for k, d in enumerate(t.shape):
+            try:
+                dims.append(self.loc.dim(d))
+            except Unsupported:
+                if strict:
+                    raise
+                dims.append(sym(f"{name}.{k}"))
+        return Value(name, tensor(t.dtype, dims))
+
+    def _axes(self) -> dict[Axis, Axis]:
+        out: dict[Axis, Axis] = {}
+        for a in self.made.outer:
+            out[a] = Axis(f"i{len(out)}", self.loc.dim(a.extent))
+        inner = 0
+        for s in self.made.stages:
+            for a in (*s.axes, *(s.reduce.axes if s.reduce is not None else ())):
+                if a not in out:
+                    out[a] = Axis(f"j{inner}", self.loc.dim(a.extent))
+                    inner += 1
+        return out
+
+    def _stage(self, s: Stage, loc: Localizer, axes: dict[Axis, Axis], targets: dict[Value, Value]) -> Stage:
+        stores = tuple(
+            Store(targets[t.target], tuple(simplify(loc.expr(i)) for i in t.index), simplify(loc.expr(t.value)))
+            for t in s.stores
+        )
+        rule = s.reduce
+        if rule is not None:
+            rule = replace(rule, axes=tuple(axes[a] for a in rule.axes))
+        body = None if s.reduce_body is None else simplify(loc.expr(s.reduce_body))
+        return Stage(tuple(axes[a] for a in s.axes), stores, rule, body)
+
+
+def _call_inputs(group: Group, made: Program, consts: Consts) -> tuple[Value, ...]:
+    """What the custom node reads: everything the members' nodes read from outside, except constants no code loads.
+
+    Those (shapes, axes, scalar bounds) are in the kernel as numbers, and in the function body as Constant nodes.
+    """
+    inside = {c.out for c in group.members}
+    loaded = {ld.source for s in made.stages for ld in s.loads}
+    out: dict[Value, None] = {}
+    for c in group.members:
+        for v in c.node.inputs:
+            if v is None or v in inside or (v in consts and v not in loaded):
+                continue
+            out[v] = None
+    return tuple(out)
+
+
+def _label(group: Group) -> str:
+    """`conv_add_relu`: the members' ops in order."""
+    ops = [c.node.op.name.lower() for c in group.members]
+    return "_".join(ops[:NAME_OPS]) + (f"_and_{len(ops) - NAME_OPS}" if len(ops) > NAME_OPS else "")
+
+
+def _wiring(group: Group, inputs: tuple[Value, ...], consts: Consts) -> str:
+    """How the group's nodes are connected, in canonical numbers: equal text, shareable function body."""
+    ids = {v: f"x{k}" for k, v in enumerate(inputs)}
+    lines = []
+    for node in dict.fromkeys(c.node for c in group.members):
+        reads = ", ".join(_operand(v, ids, consts) for v in node.inputs)
+        for v in node.results:
+            ids[v] = f"v{len(ids)}"
+        makes = ", ".join(ids[v] if v is not None else "-" for v in node.outputs)
+        attrs = ", ".join(f"{k}={_attr(v)}" for k, v in sorted(node.attrs.items()))
+        lines.append(f"{makes} = {node.op}@{node.op.since}({reads}) {{{attrs}}}")
+    lines.append("return " + ", ".join(ids[v] for v in group.writes))
+    return "\n".join(lines)
+
+
+def _operand(v: Value | None, ids: Mapping[Value, str], consts: Consts) -> str:
+    if v is None:
+        return "-"
+    if v in ids:
+        return ids[v]
+    array = consts[v].numpy()
+    return f"{array.dtype}{list(array.shape)}#{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+
+
+def _attr(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}#{hashlib.sha256(value.tobytes()).hexdigest()[:16]}"
+    return repr(value)

@@ -1,0 +1,54 @@
+"""How every kernel runs. Kernels -> Plans.
+
+In: distinct kernels. Out: one plan each: every template of `TEMPLATES` (in order of priority) is asked for proposals,
+the cheapest predicted one wins; ties go to the earlier template. A kernel with run-time broadcasts also gets a general
+schedule, which the library runs when extents differ. A kernel that no template takes is refused with the last reason.
+"""
+
+from __future__ import annotations
+
+from onnxfuse.errors import Refusal
+from onnxfuse.ir.kernel import Kernel
+from onnxfuse.ir.plan import Kernels, Plan, Plans, Schedule, Template
+from onnxfuse.schedule.variants import equal_extents
+from onnxfuse.target import Target
+from onnxfuse.templates import GENERAL, TEMPLATES
+
+
+def plan(kernels: Kernels, target: Target) -> Plans:
+    """Choose a template and a schedule for every kernel (see the module docstring)."""
+    chosen: dict[Kernel, Plan] = {}
+    failed: dict[Kernel, Refusal] = {}
+    for kernel in kernels.kernels:
+        found = plan_kernel(kernel, target)
+        if isinstance(found, Refusal):
+            failed[kernel] = found
+        else:
+            chosen[kernel] = found
+    calls = {g: c for g, c in kernels.calls.items() if c.kernel in chosen}
+    refused = {**kernels.refused, **{g: failed[c.kernel] for g, c in kernels.calls.items() if c.kernel in failed}}
+    return Plans(kernels.partition, tuple(chosen.values()), calls, refused)
+
+
+def plan_kernel(kernel: Kernel, target: Target) -> Plan | Refusal:
+    """The cheapest proposal for one kernel."""
+    best: tuple[Schedule, Template] | None = None
+    reason = Refusal("UN_TEMPLATE", "no template")
+    variant = equal_extents(kernel)
+    for template in TEMPLATES:
+        found = template.propose(variant, target)
+        if isinstance(found, Refusal):
+            reason = found
+            continue
+        for schedule in found:
+            if best is None or schedule.cost < best[0].cost:
+                best = (schedule, template)
+    if best is None:
+        return reason
+    general = None
+    if kernel.maybe:
+        fallback = GENERAL.propose(kernel, target)
+        if isinstance(fallback, Refusal):
+            return fallback
+        general = Plan(kernel, fallback[-1], GENERAL)
+    return Plan(kernel, best[0], best[1], general, None if variant is kernel else variant)
