@@ -161,7 +161,7 @@ def parameters(op: Op) -> tuple[list[inspect.Parameter], list[inspect.Parameter]
 def arguments(node: Node) -> dict[str, Any]:
     """A node's attributes as keyword arguments. Raises Unsupported for one the entry does not know."""
     _, attrs = parameters(node.op)
-    names = {p.name.rstrip("_"): p.name for p in attrs}
+    names = {p.name.rstrip("_"): p.name for p in attrs if p.name != "outputs"}
     out: dict[str, Any] = {}
     for key, value in node.attrs.items():
         if key not in names:
@@ -169,7 +169,8 @@ def arguments(node: Node) -> dict[str, Any]:
         if isinstance(value, Foreign):
             raise Unsupported("UN_ATTR", f"{node.op} attribute {key} is not a plain value")
         out[names[key]] = value
-    missing = [p.name for p in attrs if p.default is inspect.Parameter.empty and p.name not in out]
+    required = [p for p in attrs if p.default is inspect.Parameter.empty and p.name != "outputs"]
+    missing = [p.name for p in required if p.name not in out]
     if missing:
         raise Unsupported("UN_ATTR", f"{node.op} lacks the required attribute {missing[0]}")
     return out
