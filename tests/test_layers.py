@@ -21,7 +21,7 @@ MAY = {
     "fuse": {"ir", "analysis"},
     "templates": {"ir", "analysis", "codegen"},
     "schedule": {"ir", "analysis", "templates"},
-    "emit": {"ir"},
+    "emit": {"ir", "frontend"},  # Source and Atomized: what was read, and how composites were cut
     "runtime": {"ir", "codegen"},
     "trace": {"ir"},
     "pipeline": ALL,

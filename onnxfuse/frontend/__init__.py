@@ -1,1 +1,1 @@
-"""ONNX in: the only place that reads models. Model -> Graph (read), Graph -> Graph (prepare, atomize), Graph -> LoopGraph (lower)."""
+"""ONNX in, the only place that reads models: read, prepare (Graph -> Graph), atomize, lower (Graph -> LoopGraph)."""

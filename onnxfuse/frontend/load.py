@@ -8,7 +8,7 @@ never changed. All complaints are UsageErrors that name the object and the numbe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,8 +90,8 @@ def _take_apart(whole: onnx.ModelProto, path: Path | None) -> Loaded:
             f"graph: {'yes' if whole.HasField('graph') else 'no'}, ir_version: {whole.ir_version}",
         )
     proto = onnx.ModelProto()
-    _copy_fields(whole, proto, skip="graph")
-    _copy_fields(whole.graph, proto.graph, skip="initializer")
+    copy_fields(whole, proto, skip=("graph",))
+    copy_fields(whole.graph, proto.graph, skip=("initializer",))
     places = _Places(path)
     tensors: dict[str, onnx_ir.TensorProtocol] = {}
     for tensor in whole.graph.initializer:
@@ -105,9 +105,10 @@ def _take_apart(whole: onnx.ModelProto, path: Path | None) -> Loaded:
     return Loaded(proto, tensors, path)
 
 
-def _copy_fields(source: onnx.ModelProto | onnx.GraphProto, target: object, skip: str) -> None:
+def copy_fields(source: onnx.ModelProto | onnx.GraphProto, target: object, skip: Collection[str]) -> None:
+    """Copy all fields that are set, but those in `skip` (copying all and deleting would copy the weights)."""
     for field, value in source.ListFields():
-        if field.name == skip:
+        if field.name in skip:
             continue
         if field.is_repeated:
             getattr(target, field.name).extend(value)

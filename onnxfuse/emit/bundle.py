@@ -1,0 +1,277 @@
+"""Model and library on disk: all or nothing.
+
+    out.onnx        the model
+    out.so          the library (if there is one)
+    out.onnx.data   weights, when asked for or when the model would pass protobuf's 2 GB
+
+Everything is written to temporary files in the same directory, flushed to disk, then renamed: weights, library, model.
+A killed run leaves the old files or the new ones. Between the renames the old model may see the new library, which is
+harmless: op types name their kernels by content, and `runtime.session` compares digests. Old weights are never written
+over with other ones: the new file takes another name then, and the old one goes after the model is in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import onnx
+import onnx_ir
+
+from onnxfuse.emit.model import Emission, initializer
+from onnxfuse.errors import UsageError
+
+LIBRARY_SUFFIX = ".so"
+DATA_SUFFIX = ".data"
+INLINE_LIMIT = 2_000_000_000  # bytes of a model without external data; protobuf stops at 2^31 - 1
+EXTERNAL_FROM = 1024  # bytes: smaller tensors stay in the model (the convention of onnx)
+ALIGN_FROM, ALIGNMENT = 1 << 20, 1 << 16  # large tensors start where every system can map them
+_MODEL_GRAPH, _GRAPH_INITIALIZER = 7, 5  # field numbers in onnx.proto
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The files of a finished write."""
+
+    model: Path
+    library: Path | None
+    data: Path | None
+
+
+def check_output(out: str | os.PathLike[str], source: str | os.PathLike[str] | None = None) -> Path:
+    """Refuse an output that cannot work, before any work is done. Returns the path to write."""
+    path = Path(out)
+    if path.suffix == LIBRARY_SUFFIX:
+        raise UsageError("E_OUTPUT", f"{path}: the name of the library", hint="the model's name ends in .onnx")
+    if path.is_dir():
+        raise UsageError("E_IS_DIRECTORY", f"output {path} is a directory", hint=f"for example {path / 'model.onnx'}")
+    parent = Path(os.path.abspath(path)).parent
+    if not parent.is_dir():
+        raise UsageError("E_OUTPUT", f"output {path}: its directory does not exist", f"no directory {parent}")
+    if source is not None:
+        for ours in (path, path.with_suffix(LIBRARY_SUFFIX)):
+            if _same_file(ours, Path(source)):
+                raise UsageError(
+                    "E_SAME_FILE", f"output {ours} is the input", f"both are {ours.resolve()}", "give another name"
+                )
+    try:
+        handle, probe = tempfile.mkstemp(prefix=".onnxfuse-", dir=parent)
+    except OSError as error:
+        raise UsageError("E_OUTPUT", f"output {path} cannot be written", f"{parent}: {error.strerror}") from error
+    os.close(handle)
+    os.unlink(probe)
+    return path
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    if a.exists() and b.exists():
+        return a.samefile(b)
+    return a.resolve() == b.resolve()
+
+
+def write(
+    emission: Emission,
+    library: bytes | None,
+    out: str | os.PathLike[str],
+    *,
+    external_data: bool = False,
+) -> Written:
+    """Write the bundle (see the module docstring)."""
+    path = check_output(out)
+    size = emission.model.ByteSize() + sum(int(t.nbytes) for t in emission.tensors.values() if _sized(t))
+    external = external_data or size > INLINE_LIMIT
+    with contextlib.ExitStack() as stack:
+        try:
+            return _write(emission, library, path, external, stack)
+        except OSError as error:
+            raise UsageError("E_OUTPUT", f"output {path} cannot be written", str(error)) from error
+
+
+def _sized(t: onnx_ir.TensorProtocol) -> bool:
+    return t.dtype != onnx_ir.DataType.STRING
+
+
+def _write(
+    emission: Emission, library: bytes | None, path: Path, external: bool, stack: contextlib.ExitStack
+) -> Written:
+    old = _data_files_of(path)
+    renames: list[tuple[Path, Path]] = []
+    data: Path | None = None
+    outside: Mapping[str, _Slot] = {}
+    if external:
+        outside = _slots(emission)
+        temporary = _temporary(path, stack)
+        digest = _write_data(temporary, emission, outside)
+        data = _data_name(path, digest, emission)
+        renames.append((temporary, data))
+    if library is not None:
+        temporary = _temporary(path, stack)
+        with _synced(temporary) as f:
+            f.write(library)
+        renames.append((temporary, path.with_suffix(LIBRARY_SUFFIX)))
+    temporary = _temporary(path, stack)
+    with _synced(temporary) as f:
+        for chunk in model_bytes(emission, outside, data.name if data is not None else ""):
+            f.write(chunk)
+    renames.append((temporary, path))
+    for source, target in renames:
+        _permit(source, target)
+        os.replace(source, target)
+    _sync_directory(path)
+    for stale in old - {data}:
+        if stale.name.startswith(path.name) and stale not in _used_by(emission):
+            stale.unlink(missing_ok=True)
+    return Written(path, path.with_suffix(LIBRARY_SUFFIX) if library is not None else None, data)
+
+
+def _temporary(path: Path, stack: contextlib.ExitStack) -> Path:
+    """A file beside `path` that is gone when the stack closes, unless it was renamed."""
+    handle, name = tempfile.mkstemp(prefix=".onnxfuse-", dir=Path(os.path.abspath(path)).parent)
+    os.close(handle)
+    stack.callback(Path(name).unlink, missing_ok=True)
+    return Path(name)
+
+
+@contextlib.contextmanager
+def _synced(path: Path) -> Iterator[BinaryIO]:
+    with path.open("wb") as f:
+        yield f
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def _permit(source: Path, target: Path) -> None:
+    """Temporary files are private; the result has the mode of the file it replaces, or the usual one."""
+    if target.exists():
+        os.chmod(source, stat.S_IMODE(target.stat().st_mode))
+        return
+    mask = os.umask(0)
+    os.umask(mask)
+    os.chmod(source, 0o666 & ~mask)
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(Path(os.path.abspath(path)).parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# --- external data ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where a tensor lies in the data file."""
+
+    offset: int
+    length: int
+
+
+def _slots(emission: Emission) -> dict[str, _Slot]:
+    slots: dict[str, _Slot] = {}
+    end = 0
+    for name, t in emission.tensors.items():
+        if not _sized(t) or t.nbytes < EXTERNAL_FROM:
+            continue
+        if t.nbytes >= ALIGN_FROM:
+            end = -(-end // ALIGNMENT) * ALIGNMENT
+        slots[name] = _Slot(end, int(t.nbytes))
+        end += int(t.nbytes)
+    return slots
+
+
+def _write_data(path: Path, emission: Emission, slots: Mapping[str, _Slot]) -> str:
+    """Write one tensor after the other; returns a digest of the whole file."""
+    digest = hashlib.sha256()
+    with _synced(path) as f:
+        for name, slot in slots.items():
+            raw = emission.tensors[name].tobytes()
+            pad = bytes(slot.offset - f.tell())
+            for part in (pad, raw):
+                f.write(part)
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def _data_name(path: Path, digest: str, emission: Emission) -> Path:
+    """`out.onnx.data`; another name if that file holds other data, which the old model, or the input, still needs."""
+    plain = path.with_name(path.name + DATA_SUFFIX)
+    if not plain.exists() or (plain.is_file() and _digest_of(plain) == digest and plain not in _used_by(emission)):
+        return plain
+    return path.with_name(f"{path.name}.{digest[:12]}{DATA_SUFFIX}")
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _used_by(emission: Emission) -> set[Path]:
+    """Data files the input's tensors lie in: they belong to the user."""
+    return {Path(t.path) for t in emission.tensors.values() if isinstance(t, onnx_ir.ExternalTensor)}
+
+
+def _data_files_of(path: Path) -> set[Path]:
+    """Data files that the model now at `path` uses, if it is one of ours."""
+    if not path.is_file():
+        return set()
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception:  # whatever it is (protobuf's errors have no public name), it is about to be replaced
+        return set()
+    if not any(p.key.startswith("onnxfuse.") for p in model.metadata_props):
+        return set()
+    locations = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
+    return {path.with_name(name) for name in locations if name and Path(name).name == name}
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+def model_bytes(emission: Emission, outside: Mapping[str, _Slot], location: str) -> Iterator[bytes]:
+    """The serialised model in pieces: one tensor in memory at a time.
+
+    A ModelProto is a sequence of fields, so the graph field is written last, and within it the initializers.
+    """
+    rest = onnx.ModelProto()
+    rest.CopyFrom(emission.model)
+    rest.ClearField("graph")
+    graph = emission.model.graph.SerializeToString(deterministic=True)
+    tensors = emission.tensors
+    sizes = {name: _tensor_proto(name, t, outside.get(name), location).ByteSize() for name, t in tensors.items()}
+    total = len(graph) + sum(1 + len(_varint(n)) + n for n in sizes.values())
+    yield rest.SerializeToString(deterministic=True)
+    yield _tag(_MODEL_GRAPH) + _varint(total) + graph
+    for name, t in tensors.items():
+        raw = _tensor_proto(name, t, outside.get(name), location).SerializeToString(deterministic=True)
+        yield _tag(_GRAPH_INITIALIZER) + _varint(len(raw))
+        yield raw
+
+
+def _tensor_proto(name: str, t: onnx_ir.TensorProtocol, slot: _Slot | None, location: str) -> onnx.TensorProto:
+    if slot is None:
+        return initializer(name, t)
+    proto = onnx.TensorProto(name=name, data_type=int(t.dtype), dims=t.shape.numpy(), doc_string=t.doc_string or "")
+    proto.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", slot.offset), ("length", slot.length)):
+        proto.external_data.add(key=key, value=str(value))
+    return proto
+
+
+def _tag(field: int) -> bytes:
+    """Key of a length-delimited field."""
+    return _varint(field << 3 | 2)
+
+
+def _varint(n: int) -> bytes:
+    out = bytearray()
+    while n > 0x7F:
+        out.append(n & 0x7F | 0x80)
+        n >>= 7
+    out.append(n)
+    return bytes(out)

@@ -1,0 +1,156 @@
+"""FunctionProto bodies: what a group computes, in the user's own nodes.
+
+A body holds the user's original nodes where the group has them whole, and atomic nodes where a composite op was cut
+between groups. It is written in the model's opset (onnxruntime reads it so), without attribute references and without
+trailing empty names. Constants that the custom node does not take as inputs become Constant nodes inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir
+from onnx import defs
+
+from onnxfuse.errors import IRError
+from onnxfuse.frontend.protos import TensorConst
+from onnxfuse.ir.graph import AttrValue, Constant, Foreign, Graph, Node, Value, fresh_name, topological
+from onnxfuse.ir.plan import Call
+
+DOMAIN = "onnxfuse"
+Parts = Mapping[Node, tuple[Node, ...]]
+
+
+def node_proto(node: Node, opset: int) -> onnx.NodeProto:
+    """The node as ONNX. Attributes, doc string and metadata are the user's own where the node was read."""
+    proto = onnx.NodeProto()
+    if isinstance(node.source, onnx.NodeProto):
+        proto.CopyFrom(node.source)
+    else:
+        proto.op_type, proto.domain = node.op.name, node.op.domain
+        proto.attribute.extend(_attribute(node, name, value, opset) for name, value in node.attrs.items())
+    proto.name = node.name
+    proto.input[:] = _names(node.inputs)
+    proto.output[:] = _names(node.outputs)
+    return proto
+
+
+def _names(values: Sequence[Value | None]) -> list[str]:
+    names = ["" if v is None else v.name for v in values]
+    while names and not names[-1]:
+        names.pop()
+    return names
+
+
+def _attribute(node: Node, name: str, value: AttrValue, opset: int) -> onnx.AttributeProto:
+    if isinstance(value, Foreign):
+        assert isinstance(value.attr, onnx.AttributeProto), name
+        return value.attr
+    if isinstance(value, np.ndarray):
+        return onnx.helper.make_attribute(name, tensor_proto(value, ""))
+    kind = _declared_kind(node, name, opset)
+    data = list(value) if isinstance(value, tuple) else value
+    if kind == onnx.AttributeProto.FLOAT and isinstance(data, (int, float)):
+        data = float(data)
+    if kind == onnx.AttributeProto.FLOATS and isinstance(data, list):
+        data = [float(d) for d in data]  # type: ignore[arg-type]
+    return onnx.helper.make_attribute(name, data, attr_type=kind)
+
+
+def _declared_kind(node: Node, name: str, opset: int) -> int | None:
+    """Type of the attribute by the op's schema: an empty list or a whole float does not tell."""
+    if node.op.domain or not defs.has(node.op.name, opset):
+        return None
+    declared = defs.get_schema(node.op.name, opset).attributes.get(name)
+    return None if declared is None else int(getattr(declared.type, "value", 0)) or None
+
+
+def tensor_proto(array: np.ndarray, name: str) -> onnx.TensorProto:
+    """An array as a TensorProto."""
+    return onnx_ir.serde.serialize_tensor(onnx_ir.tensor(np.asarray(array), name=name))
+
+
+def constant_proto(value: Value, const: Constant) -> onnx.NodeProto:
+    """A Constant node that makes `value`."""
+    if isinstance(const, TensorConst) and not isinstance(const.tensor, onnx_ir.ExternalTensor):
+        data = onnx.TensorProto()
+        data.CopyFrom(onnx_ir.serde.serialize_tensor(const.tensor))
+    else:
+        data = tensor_proto(const.numpy(), "")
+    data.ClearField("name")
+    return onnx.NodeProto(
+        op_type="Constant",
+        output=[value.name],
+        name=f"{value.name}.const",
+        attribute=[onnx.helper.make_attribute("value", data)],
+    )
+
+
+def whole_nodes(nodes: Iterable[Node], parts: Parts, needed: Collection[Value]) -> tuple[Node, ...]:
+    """The nodes with every composite that is there completely put back in place of its parts.
+
+    `needed` are the values used outside: a composite whose inner values are among them stays in parts.
+    """
+    members = dict.fromkeys(nodes)
+    owner = {atom: original for original, atoms in parts.items() for atom in atoms if atom in members}
+    readers: dict[Value, list[Node]] = {}
+    for n in members:
+        for v in n.reads:
+            readers.setdefault(v, []).append(n)
+    whole: dict[Node, bool] = {}
+    for original in dict.fromkeys(owner.values()):
+        atoms = set(parts[original])
+        inner = {v for a in atoms for v in a.results} - set(original.results)
+        leaks = any(v in needed or any(r not in atoms for r in readers.get(v, ())) for v in inner)
+        whole[original] = atoms <= members.keys() and not leaks
+    out: dict[Node, None] = {}
+    for n in members:
+        original = owner.get(n, n)
+        out[original if whole.get(original, False) else n] = None
+    return tuple(out)
+
+
+def function_proto(
+    call: Call, members: Iterable[Node], parts: Parts, graph: Graph, imports: Mapping[str, int]
+) -> onnx.FunctionProto:
+    """The function behind a custom node: `call.outputs` from `call.inputs`."""
+    nodes = whole_nodes(members, parts, call.outputs)
+    ordered, constants = _closed(call, nodes, graph)
+    if ordered is None:  # putting a composite back closed a circle: use the parts
+        ordered, constants = _closed(call, tuple(dict.fromkeys(members)), graph)
+    if ordered is None:
+        raise IRError("IR_BODY", f"group {call.name}: its nodes have no order")
+    made = {v for n in ordered for v in n.results}
+    lost = [v for v in call.outputs if v not in made]
+    if lost:
+        raise IRError("IR_BODY", f"group {call.name}: no member makes output {lost[0].name!r}")
+    function = onnx.FunctionProto(
+        domain=DOMAIN, name=call.kernel.name, input=_distinct(call.inputs), output=[v.name for v in call.outputs]
+    )
+    function.node.extend(constant_proto(v, graph.consts[v]) for v in constants)
+    function.node.extend(node_proto(n, graph.opset) for n in ordered)
+    used = {"", *(n.op.domain for n in ordered)}
+    function.opset_import.extend(
+        onnx.helper.make_opsetid(d, v) for d, v in sorted(imports.items()) if d in used and d != DOMAIN
+    )
+    return function
+
+
+def _closed(call: Call, nodes: tuple[Node, ...], graph: Graph) -> tuple[tuple[Node, ...] | None, list[Value]]:
+    """The nodes in order, and the constants they read that are not inputs of the custom node."""
+    given = set(call.inputs)
+    made = {v for n in nodes for v in n.results}
+    outside = dict.fromkeys(v for n in nodes for v in n.reads if v not in made and v not in given)
+    unknown = [v for v in outside if v not in graph.consts]
+    if unknown:
+        raise IRError(
+            "IR_BODY", f"group {call.name}: a member reads {unknown[0].name!r}, which is no input of the custom node"
+        )
+    return topological(nodes, [*given, *outside]), list(outside)
+
+
+def _distinct(values: Sequence[Value]) -> list[str]:
+    taken: set[str] = set()
+    return [fresh_name(v.name, taken) for v in values]

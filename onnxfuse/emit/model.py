@@ -1,0 +1,212 @@
+"""The optimized model. Source + Atomized + Plans -> Emission (a ModelProto without weights, and the weights).
+
+Each compiled group is one node of domain `onnxfuse`; everything else is written as it was read. Interface, names, doc
+strings and the user's metadata stay. Entries under `onnxfuse.` in the model's metadata tell how it was made; old ones
+are replaced. Weights are the objects that were read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import onnx
+import onnx_ir
+
+from onnxfuse.emit.functions import DOMAIN, Parts, function_proto, node_proto, whole_nodes
+from onnxfuse.errors import IRError
+from onnxfuse.frontend.atomize import Atomized
+from onnxfuse.frontend.load import copy_fields
+from onnxfuse.frontend.protos import SparseConst, TensorConst
+from onnxfuse.frontend.read import Source
+from onnxfuse.frontend.validate import check, skeleton
+from onnxfuse.ir.expr import Sym
+from onnxfuse.ir.graph import Constant, Graph, Node, Value, fresh_name, topological
+from onnxfuse.ir.op import Family, Op
+from onnxfuse.ir.partition import Group
+from onnxfuse.ir.plan import Call, Library, Plans
+from onnxfuse.ir.types import Dim
+
+PREFIX = "onnxfuse."  # of metadata_props
+FUNCTIONS_IR = 8  # first IR version with local functions
+Tensors = Mapping[str, onnx_ir.TensorProtocol]
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """A model ready to be written. `tensors` are its initializers, in order; `model` holds none."""
+
+    model: onnx.ModelProto
+    tensors: Tensors
+
+    def proto(self) -> onnx.ModelProto:
+        """Everything in one ModelProto (in memory: weights are copied; below protobuf's 2 GB only)."""
+        whole = onnx.ModelProto()
+        whole.CopyFrom(self.model)
+        for name, t in self.tensors.items():
+            whole.graph.initializer.append(initializer(name, t))
+        return whole
+
+
+def initializer(name: str, t: onnx_ir.TensorProtocol) -> onnx.TensorProto:
+    """One tensor with its data inside; a tensor read from a model is copied field by field."""
+    proto = onnx.TensorProto()
+    if isinstance(t, onnx_ir.ExternalTensor):
+        proto.data_type, proto.doc_string = int(t.dtype), t.doc_string or ""
+        proto.dims.extend(t.shape.numpy())
+        proto.raw_data = t.tobytes()
+    else:
+        proto.CopyFrom(onnx_ir.serde.serialize_tensor(t))
+    proto.name = name
+    return proto
+
+
+def emit(
+    source: Source,
+    atomized: Atomized,
+    plans: Plans,
+    library: Library | None = None,
+    *,
+    mode: str = "",
+    target: str = "",
+) -> Emission:
+    """Write the model with a custom node for every compiled group (see the module docstring)."""
+    graph, partition = atomized.graph, plans.partition
+    groups = {g.id: g for g in partition.groups if g.id in plans.calls and g.id not in plans.refused}
+    calls = {gid: plans.calls[gid] for gid in groups}
+    left = [o.node for o in partition.left]
+    left += [c.node for g in partition.groups if g.id not in groups for c in g.members]
+    nodes = _ordered(graph, calls, left, atomized.parts)
+    functions = _functions(groups, calls, atomized, source)
+    model = onnx.ModelProto()
+    copy_fields(source.model, model, skip=("graph", "functions", "opset_import", "metadata_props", "ir_version"))
+    model.ir_version = max(source.model.ir_version, FUNCTIONS_IR)
+    model.functions.extend([*source.model.functions, *functions])
+    model.opset_import.extend(source.model.opset_import)
+    if functions:
+        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    _metadata(model, source.model, groups, calls, library, mode, target)
+    tensors = _fill_graph(model.graph, source.model.graph, graph, nodes)
+    out = Emission(model, tensors)
+    check(skeleton(model, tensors))
+    return out
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+def _ordered(graph: Graph, calls: Mapping[int, Call], left: Sequence[Node], parts: Parts) -> tuple[Node, ...]:
+    """Custom nodes and the nodes that stay, in an order onnxruntime accepts."""
+    custom = [_custom(call) for call in calls.values()]
+    needed = {v for n in custom for v in n.inputs if v is not None} | set(graph.outputs)
+    sources = [*graph.inputs, *graph.consts]
+    for stay in (whole_nodes(left, parts, needed), tuple(dict.fromkeys(left))):
+        place = {v: k for k, n in enumerate(graph.nodes) for v in n.results}
+        both = sorted([*custom, *stay], key=lambda n: min((place.get(v, 0) for v in n.results), default=0))
+        ordered = topological(both, sources)
+        if ordered is not None:
+            return _uniquely_named(ordered)
+    raise IRError("IR_EMIT", "the optimized graph has a cycle", f"{len(custom)} groups, {len(left)} nodes beside them")
+
+
+def _custom(call: Call) -> Node:
+    op = Op(call.kernel.name, 1, Family.OPAQUE, domain=DOMAIN)
+    return Node(op, call.inputs, call.outputs, {}, call.name, call.kernel.origin)
+
+
+def _uniquely_named(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Names of custom nodes stay; whoever clashes with one gets a suffix."""
+    listed = list(nodes)
+    taken = {n.name for n in listed if n.op.domain == DOMAIN}
+    out = []
+    for n in listed:
+        name = n.name if n.op.domain == DOMAIN else fresh_name(n.name, taken)
+        out.append(n if name == n.name else replace(n, name=name))
+    return tuple(out)
+
+
+def _functions(
+    groups: Mapping[int, Group], calls: Mapping[int, Call], atomized: Atomized, source: Source
+) -> list[onnx.FunctionProto]:
+    """One function per kernel, from the first group that runs it: equal kernels compute the same."""
+    made: dict[str, onnx.FunctionProto] = {}
+    for gid, call in calls.items():
+        if call.kernel.name in made:
+            continue
+        members = [c.node for c in groups[gid].members]
+        made[call.kernel.name] = function_proto(call, members, atomized.parts, atomized.graph, source.graph.imports)
+    return list(made.values())
+
+
+# --- graph -----------------------------------------------------------------------------------------------------------
+def _fill_graph(new: onnx.GraphProto, old: onnx.GraphProto, graph: Graph, nodes: Sequence[Node]) -> Tensors:
+    skip = ("node", "value_info", "initializer", "sparse_initializer", "quantization_annotation")
+    copy_fields(old, new, skip=skip)
+    new.name = new.name or "graph"
+    new.node.extend(node_proto(n, graph.opset) for n in nodes)
+    read = dict.fromkeys(v for n in nodes for v in n.reads)
+    read.update(dict.fromkeys(graph.outputs))
+    tensors: dict[str, onnx_ir.TensorProtocol] = {}
+    constants: list[tuple[Value, Constant]] = [*graph.defaults.items()]
+    constants += [(v, c) for v, c in graph.consts.items() if v in read]
+    for v, const in constants:
+        if isinstance(const, SparseConst):
+            sparse = new.sparse_initializer.add()
+            sparse.CopyFrom(const.sparse)
+            sparse.values.name = v.name
+        else:
+            tensors[v.name] = const.tensor if isinstance(const, TensorConst) else onnx_ir.tensor(const.numpy())
+    _value_info(new, nodes, graph)
+    names = {*tensors, *(i.name for i in new.input), *(name for n in new.node for name in n.output)}
+    new.quantization_annotation.extend(a for a in old.quantization_annotation if a.tensor_name in names)
+    return tensors
+
+
+def _value_info(new: onnx.GraphProto, nodes: Sequence[Node], graph: Graph) -> None:
+    """Types of the values in between, where they are known; only symbols the user named are written."""
+    outputs = {o.name for o in new.output}
+    symbols = {d.dim_param for i in new.input for d in i.type.tensor_type.shape.dim if d.dim_param}
+    for v in dict.fromkeys(v for n in nodes for v in n.results):
+        if v.type is None or v.name in outputs:
+            continue
+        shape = [_dim(d, symbols) for d in v.type.shape]
+        new.value_info.append(onnx.helper.make_tensor_value_info(v.name, v.type.dtype.onnx, shape))
+
+
+def _dim(d: Dim, symbols: set[str]) -> int | str | None:
+    if isinstance(d, int):
+        return d
+    return d.name if isinstance(d, Sym) and d.name in symbols else None
+
+
+# --- metadata --------------------------------------------------------------------------------------------------------
+def _metadata(
+    model: onnx.ModelProto,
+    old: onnx.ModelProto,
+    groups: Mapping[int, Group],
+    calls: Mapping[int, Call],
+    library: Library | None,
+    mode: str,
+    target: str,
+) -> None:
+    table = [
+        {
+            "name": calls[gid].name,
+            "op_type": calls[gid].kernel.name,
+            "members": list(dict.fromkeys(c.node.name for c in group.members)),
+            "origins": list(dict.fromkeys(name for c in group.members for name in c.origin)),
+        }
+        for gid, group in groups.items()
+    ]
+    entries = {
+        "version": version("onnxfuse"),
+        "mode": mode,
+        "target": library.target.name if library is not None else target,
+        "library_digest": library.digest if library is not None else "",
+        "groups": json.dumps(table, separators=(",", ":")),
+    }
+    kept = [p for p in old.metadata_props if not p.key.startswith(PREFIX)]
+    model.metadata_props.extend(kept)
+    for key, text in entries.items():
+        if text:
+            model.metadata_props.add(key=PREFIX + key, value=text)
