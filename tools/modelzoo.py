@@ -30,6 +30,7 @@ class Model:
     cases: tuple[Shapes, ...]
     bench: Shapes
     inputs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
 
 
 def models_dir(flag: str | None = None) -> Path:
@@ -48,7 +49,7 @@ def load_manifest(path: Path = MANIFEST) -> dict[str, Model]:
 
 
 def _entry(entry: dict[str, object]) -> Model:
-    unknown = set(entry) - {"name", "family", "source", "inputs", "cases", "bench"}
+    unknown = set(entry) - {"name", "family", "source", "inputs", "cases", "bench", "limits"}
     if unknown:
         raise ValueError(f"model {entry.get('name')}: unknown fields {sorted(unknown)}")
     cases = tuple(_shapes(c) for c in entry["cases"])  # type: ignore[attr-defined]
@@ -59,6 +60,7 @@ def _entry(entry: dict[str, object]) -> Model:
         cases=cases,
         bench=_shapes(entry["bench"]) if "bench" in entry else cases[-1],  # type: ignore[arg-type]
         inputs=dict(entry.get("inputs", {})),  # type: ignore[call-overload]
+        limits=dict(entry.get("limits", {})),  # type: ignore[call-overload]
     )
 
 

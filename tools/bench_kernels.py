@@ -1,0 +1,202 @@
+"""Micro-benchmark: one kernel per template against onnxruntime's own operator, one thread, interleaved.
+
+    python tools/bench_kernels.py [--only REGEX] [--rounds N]
+
+Prints the median time of each and the ratio onnxruntime / ours (above 1: ours is faster). The operator runs alone in a
+session with all optimisations, so a convolution pays its layout reorders; `conv` rows therefore also show the time of
+the Conv node itself, from the profiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "templates"))
+from contractions import conv, matmul, random
+
+from onnxfuse.codegen.object import host_features
+from onnxfuse.errors import Refusal
+from onnxfuse.ir.kernel import Kernel
+from onnxfuse.ir.plan import Plan, Template
+from onnxfuse.runtime.jit import jit
+from onnxfuse.target import by_name
+from onnxfuse.templates.gemm import GEMM
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison."""
+
+    name: str
+    template: Template
+    kernel: Kernel
+    op: str
+    attrs: dict[str, object]
+    flops: float
+
+
+def conv_row(
+    c: int, size: int, f: int, k: int, s: int = 1, p: int | None = None, groups: int = 1, tpl: Template = GEMM
+) -> Row:
+    pad = k // 2 if p is None else p
+    kernel = conv(1, c, [size] * 2, f, [k] * 2, strides=[s] * 2, pads=[(pad, pad)] * 2, groups=groups)
+    out = (size + 2 * pad - k) // s + 1
+    attrs: dict[str, object] = {"strides": [s, s], "pads": [pad] * 4, "group": groups}
+    flops = 2.0 * out * out * f * (c // groups) * k * k
+    kind = "dw" if groups == c else "conv"
+    return Row(f"{kind} {size}x{size} {c}->{f} {k}x{k}/{s}", tpl, kernel, "Conv", attrs, flops)
+
+
+def matmul_row(m: int, n: int, k: int, batch: Sequence[int] = (), const: str = "B", tb: bool = False) -> Row:
+    kernel = matmul(list(batch), m, n, k, const=const, tb=tb)
+    total = 2.0 * m * n * k * int(np.prod(batch or [1]))
+    op = "FusedMatMul" if tb else "MatMul"
+    name = f"matmul {list(batch)} {m}x{n}x{k}{' const' if const else ''}{' B^T' if tb else ''}"
+    return Row(name, GEMM, kernel, op, {"transB": 1} if tb else {}, total)
+
+
+def rows() -> list[Row]:
+    out = [
+        matmul_row(1024, 1024, 1024),
+        matmul_row(1024, 1024, 1024, const=""),
+        matmul_row(128, 768, 768),
+        matmul_row(128, 3072, 768),
+        matmul_row(128, 768, 3072),
+        matmul_row(64, 64, 64),
+        matmul_row(1, 768, 768),
+        matmul_row(1, 3072, 768, const=""),
+        matmul_row(4, 768, 768),
+        matmul_row(128, 64, 128, (12,), const=""),
+        matmul_row(128, 128, 64, (12,), const="", tb=True),
+        matmul_row(1, 128, 64, (12,), const="", tb=True),
+        conv_row(3, 224, 64, 7, 2, 3),
+        conv_row(64, 56, 64, 3),
+        conv_row(128, 28, 128, 3),
+        conv_row(256, 14, 256, 3),
+        conv_row(512, 7, 512, 3),
+        conv_row(128, 56, 128, 3, 2),
+        conv_row(64, 56, 64, 1),
+        conv_row(64, 56, 256, 1),
+        conv_row(256, 56, 64, 1),
+        conv_row(512, 28, 128, 1),
+        conv_row(256, 14, 1024, 1),
+        conv_row(1024, 14, 256, 1),
+        conv_row(512, 7, 2048, 1),
+        conv_row(256, 56, 512, 1, 2, 0),
+        conv_row(32, 112, 64, 3, groups=2),
+        conv_row(24, 56, 144, 1),
+        conv_row(16, 20, 16, 3),
+    ]
+    return out
+
+
+def session(row: Row, arrays: list[np.ndarray], profile: str = "") -> ort.InferenceSession:
+    names = [v.name for v in row.kernel.inputs]
+    domain = "com.microsoft" if row.op == "FusedMatMul" else ""
+    node = helper.make_node(row.op, names, ["out"], domain=domain, **row.attrs)
+    consts = {v.name for v in row.kernel.consts}
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape)
+            for n, a in zip(names, arrays, strict=True)
+            if n not in consts
+        ],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(a, n) for n, a in zip(names, arrays, strict=True) if n in consts],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    if profile:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def node_time(row: Row, arrays: list[np.ndarray]) -> float:
+    """Median seconds of the operator's node alone, without layout reorders."""
+    with tempfile.TemporaryDirectory() as tmp:
+        s = session(row, arrays, str(Path(tmp) / "p"))
+        feed = feeds(row, arrays)
+        for _ in range(12):
+            s.run(None, feed)
+        events = json.loads(Path(s.end_profiling()).read_text())
+    times = [e["dur"] for e in events if e.get("cat") == "Node" and row.op in e["args"].get("op_name", "")]
+    return statistics.median(times[2:]) * 1e-6 if times else 0.0
+
+
+def feeds(row: Row, arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
+    return {v.name: a for v, a in zip(row.kernel.inputs, arrays, strict=True) if v not in row.kernel.consts}
+
+
+def once(fn: Callable[[], object], repeat: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeat):
+        fn()
+    return (time.perf_counter() - start) / repeat
+
+
+def bench(row: Row, rounds: int) -> None:
+    target = by_name("native", host_features())
+    arrays = random(row.kernel, np.random.default_rng(0))
+    found = row.template.propose(row.kernel, target)
+    if isinstance(found, Refusal):
+        print(f"{row.name:36} refused: {found}")
+        return
+    code = jit(Plan(row.kernel, found[0], row.template), target)  # owns the machine code: must outlive the call
+    call = code.prepare(arrays)
+    s = session(row, arrays)
+    binding = s.io_binding()
+    for name, a in feeds(row, arrays).items():
+        binding.bind_cpu_input(name, a)
+    binding.bind_output("out")
+    theirs = lambda: s.run_with_iobinding(binding)  # noqa: E731
+    ours = lambda: call.run()  # noqa: E731
+    ours()
+    theirs()
+    got, want = call.finish()[0], binding.copy_outputs_to_cpu()[0]
+    error = float(np.abs(got - want).max() / (np.abs(want).max() + 1e-30))
+    repeat = max(1, int(3e-3 / max(once(theirs, 3), 1e-6)))
+    a, b = [], []
+    for _ in range(rounds):
+        a.append(once(ours, repeat))
+        b.append(once(theirs, repeat))
+    mine, other = statistics.median(a), statistics.median(b)
+    node = node_time(row, arrays)
+    rate = row.flops / mine * 1e-9
+    print(
+        f"{row.name:36} ours {mine * 1e3:8.3f} ms {rate:6.1f} GF  ort {other * 1e3:8.3f} ms  ratio {other / mine:5.2f}"
+        f"  node {node * 1e3:8.3f} ms ratio {node / mine:5.2f}  error {error:.1e}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="regular expression on the name of the row")
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    for row in rows():
+        if re.search(args.only, row.name):
+            bench(row, args.rounds)
+
+
+if __name__ == "__main__":
+    main()
