@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from onnxfuse.analysis.traffic import nbytes
 from onnxfuse.errors import Refusal
@@ -79,6 +80,27 @@ class Inspection:
             "left": [asdict(n) for n in self.left],
             "bytes": {"before": self.bytes_before, "after": self.bytes_after},
         }
+
+
+def from_json(data: Mapping[str, Any]) -> Inspection:
+    """The inverse of `Inspection.json`; fields that are missing are empty."""
+    groups = tuple(
+        GroupFacts(
+            str(g["name"]),
+            str(g["op_type"]),
+            str(g.get("kind", "")),
+            g.get("anchor"),
+            g.get("template"),
+            tuple(Member(str(m["name"]), str(m["op"]), tuple(m["origin"])) for m in g.get("members", ())),
+            tuple(g.get("reads", ())),
+            tuple(g.get("writes", ())),
+            int(g.get("bytes", 0)),
+        )
+        for g in data.get("groups", ())
+    )
+    left = tuple(LeftNode(n["name"], n["op"], n["code"], n.get("why", "")) for n in data.get("left", ()))
+    moved = data.get("bytes", {})
+    return Inspection(groups, left, int(moved.get("before", 0)), int(moved.get("after", 0)))
 
 
 def inspect(partition: Partition, plans: Plans | None = None) -> Inspection:

@@ -26,7 +26,7 @@ MAY = {
     "trace": {"ir"},
     "pipeline": ALL,
     "verify": {"ir", "pipeline"},
-    "report": {"ir"},
+    "report": {"ir", "inspection", "verify"},
     "inspection": {"ir", "analysis"},
     "cli": ALL | {"pipeline", "verify", "report", "runtime", "inspection"},
     "__init__": ALL | {"pipeline", "verify", "report", "runtime", "inspection"},

@@ -103,6 +103,7 @@ class Report:
     error     set when the candidate does not load or its inputs and outputs have other names or types
     narrowed  inputs with dimensions that are free in the reference and fixed in the candidate (allowed: the samples
               respect them)
+    loaded    False when onnxruntime refused to load the candidate or a library
     """
 
     reference: str
@@ -111,6 +112,7 @@ class Report:
     runs: tuple[RunReport, ...]
     error: str = ""
     narrowed: tuple[str, ...] = ()
+    loaded: bool = True
 
     @property
     def ok(self) -> bool:
@@ -376,7 +378,7 @@ def compare_many(
     narrowed = _narrowed(specs(expected), wanted or ())
     names = ort.describe(reference).strip("'"), ort.describe(candidate).strip("'")
     return tuple(
-        Report(*names, (str(lib),) if lib is not None else (), tuple(reports), c.error, narrowed)
+        Report(*names, (str(lib),) if lib is not None else (), tuple(reports), c.error, narrowed, c.session is not None)
         for lib, c, reports in zip(libraries, contenders, runs, strict=True)
     )
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
 
-from onnxfuse.verify.ort import Source
+from onnxfuse.errors import UsageError
+from onnxfuse.verify.ort import Source, describe
+
+_DOMAIN = "onnxfuse"  # of custom nodes
+_PREFIX = "onnxfuse."  # of our metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +56,15 @@ def facts(source: Source) -> ModelFacts:
 def _parse(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
         return source
-    if isinstance(source, bytes):
-        return onnx.load_model_from_string(source)
-    return onnx.load(os.fspath(source), load_external_data=False)
+    try:
+        if isinstance(source, bytes):
+            return onnx.load_model_from_string(source)
+        return onnx.load(os.fspath(source), load_external_data=False)
+    except OSError as exc:
+        raise UsageError("E_NO_FILE", f"{describe(source)} cannot be read", str(exc.strerror)) from exc
+    except DecodeError as exc:
+        what = f"{describe(source)} is not an ONNX model, or a truncated one"
+        raise UsageError("E_PARSE", what, hint="was the file copied or downloaded completely?") from exc
 
 
 def _op(domain: str, op_type: str) -> str:
@@ -72,3 +86,28 @@ def _file_bytes(path: Path, model: onnx.ModelProto) -> int:
     locations = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
     files = [path, *(path.parent / name for name in locations)]
     return sum(f.stat().st_size for f in files if f.is_file())
+
+
+def recorded(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What an optimized model says about itself, in the schema of `inspection`; None for any other model.
+
+    The record in the metadata is taken as it is; without one the custom nodes and their function bodies are read.
+    """
+    model = _parse(path)
+    meta = {p.key.removeprefix(_PREFIX): p.value for p in model.metadata_props if p.key.startswith(_PREFIX)}
+    if "inspection" in meta:
+        return dict(json.loads(meta["inspection"]))
+    custom = [n for n in model.graph.node if n.domain == _DOMAIN]
+    if not custom and not meta:
+        return None
+    rows = {row["name"]: row for row in json.loads(meta.get("groups", "[]"))}
+    bodies = {f.name: f for f in model.functions if f.domain == _DOMAIN}
+    return {"groups": [_from_node(n, rows.get(n.name, {}), bodies.get(n.op_type)) for n in custom], "left": []}
+
+
+def _from_node(node: onnx.NodeProto, row: Mapping[str, Any], body: onnx.FunctionProto | None) -> dict[str, Any]:
+    """One group as far as the file tells; `origin` of a member is the group's."""
+    origin = list(row.get("origins", ()))
+    members = [{"name": n.name, "op": n.op_type, "origin": origin} for n in (body.node if body is not None else ())]
+    name, op = node.name, node.op_type
+    return {"name": name, "op_type": op, "members": members, "reads": list(node.input), "writes": list(node.output)}

@@ -1,0 +1,862 @@
+"""The command line: thin adapters from flags to the functions that do the work. The only place that imports typer.
+
+Exit codes: 0 done; 1 the input, a flag or the machine is at fault (one `error[CODE]` on standard error); 2 the
+optimized model does not agree with the original (nothing is written). Heavy modules are imported inside the commands,
+so that `onnxfuse --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json as jsonlib
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from onnxfuse.config import Config, FusionConfig, FusionMode, PrepareConfig, VerifyConfig
+from onnxfuse.errors import OnnxfuseError, UsageError, VerifyError
+
+if TYPE_CHECKING:
+    from onnxfuse.inspection import Inspection
+    from onnxfuse.ir.plan import Plans
+    from onnxfuse.pipeline import Bundle
+    from onnxfuse.trace import Trace
+    from onnxfuse.verify.compare import Report
+
+# typer's base class of usage errors has no public name of its own, and moved between versions.
+_FlagError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="onnxfuse",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Fuse an ONNX model for the CPU.
+
+`onnxfuse optimize in.onnx out.onnx` writes out.onnx and, beside it, out.so: an onnxruntime custom-op library with a
+compiled kernel for every group of operators. Any ONNX runtime loads out.onnx; with out.so registered, onnxruntime runs
+the kernels.
+
+Start with:
+
+    onnxfuse optimize model.onnx fused.onnx      # verified against onnxruntime before anything is written
+    onnxfuse compare model.onnx fused.onnx       # numbers, both in onnxruntime
+    onnxfuse bench model.onnx fused.onnx         # speed, interleaved
+    onnxfuse inspect fused.onnx                  # the groups, and why the rest was left
+""",
+)
+
+# ---- options that several commands share
+
+ModelArg = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", show_default=False)]
+InputData = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-data",
+        metavar="DATA",
+        help="Inputs: x.npz, name:x.npy (repeatable), or a folder with test_data_set_*, input_0.pb, .npy, .npz.",
+    ),
+]
+TestShape = Annotated[
+    list[str] | None,
+    typer.Option("--test-input-shape", metavar="NAME:DIMS", help="Shape of a random input, e.g. x:1,3,320,320."),
+]
+ValRange = Annotated[
+    list[str] | None,
+    typer.Option("--val-range", metavar="[NAME:]LO,HI", help="Range of random values; integers include both ends."),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the random inputs.")]
+Check = Annotated[int, typer.Option("--check", min=1, metavar="N", help="Random input sets per shape.")]
+Rtol = Annotated[
+    list[str] | None,
+    typer.Option("--rtol", metavar="[OUT:]X", help="Relative tolerance, for all outputs or one. Default: by dtype."),
+]
+Atol = Annotated[
+    list[str] | None,
+    typer.Option("--atol", metavar="[OUT:]X", help="Absolute tolerance, for all outputs or one. Default: by dtype."),
+]
+AllowMismatches = Annotated[
+    list[str] | None,
+    typer.Option("--allow-mismatches", metavar="[OUT:]N", help="Elements of an output that may differ."),
+]
+CustomOps = Annotated[
+    list[Path] | None,
+    typer.Option("--custom-op-library", metavar="LIB", help="Library of the custom ops the model itself uses."),
+]
+Mode = Annotated[FusionMode, typer.Option("--fusion-mode", help="How far to fuse.")]
+MaxSize = Annotated[
+    int | None,
+    typer.Option("--max-fusion-size", min=1, metavar="N", help="Atomic nodes per group.", show_default="64"),
+]
+TargetCpu = Annotated[str, typer.Option("--target-cpu", metavar="NAME", help="See `onnxfuse targets`.")]
+OverwriteShape = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--overwrite-input-shape", metavar="NAME:DIMS", help="Fix an input's shape in the output, e.g. x:1,3,224,224."
+    ),
+]
+DimParam = Annotated[
+    list[str] | None, typer.Option("--dim-param", metavar="SYM=N", help="Fix a symbolic dimension, e.g. batch=1.")
+]
+SkipOptimization = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--skip-optimization",
+        metavar="NAMES",
+        help="Simplifications to leave out: fold, cse, identity, bn_into_conv, dead_code.",
+    ),
+]
+SkipFusion = Annotated[
+    list[str] | None,
+    typer.Option("--skip-fusion-patterns", metavar="CODES", help="Fusion rules to leave out, by code."),
+]
+Keep = Annotated[list[str] | None, typer.Option("--keep", metavar="NODE", help="A node that stays alone (repeatable).")]
+Json = Annotated[bool, typer.Option("--json", help="Print data instead of tables.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Stages and times on standard error.")]
+Threads = Annotated[int, typer.Option("--threads", min=0, help="Intra-op threads; 0 = onnxruntime's choice.")]
+Library = Annotated[
+    str,
+    typer.Option("--library", metavar="LIB", help="Our library: a path, `auto` (beside the model) or `none`."),
+]
+
+
+# ---- commands
+
+
+@app.command(
+    epilog="""Examples:
+
+    onnxfuse optimize model.onnx fused.onnx
+    onnxfuse optimize model.onnx fused.onnx --target-cpu x86-64-v3 --test-input-shape image:1,3,640,640
+    onnxfuse optimize model.onnx --dry-run -v
+""",
+)
+def optimize(
+    model: ModelArg,
+    output: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="Where to write; OUT.so goes beside it.", show_default=False)
+    ] = None,
+    fusion_mode: Mode = FusionMode.FULL,
+    max_fusion_size: MaxSize = None,
+    target_cpu: TargetCpu = "native",
+    verify: Annotated[bool, typer.Option(help="Compare with onnxruntime before writing.")] = True,
+    check: Check = 1,
+    seed: Seed = 0,
+    rtol: Rtol = None,
+    atol: Atol = None,
+    allow_mismatches: AllowMismatches = None,
+    input_data: InputData = None,
+    test_input_shape: TestShape = None,
+    val_range: ValRange = None,
+    overwrite_input_shape: OverwriteShape = None,
+    dim_param: DimParam = None,
+    save_as_external_data: Annotated[
+        bool, typer.Option("--save-as-external-data", help="Weights in OUT.data; automatic near 2 GB.")
+    ] = False,
+    skip_optimization: SkipOptimization = None,
+    skip_constant_folding: Annotated[bool, typer.Option("--skip-constant-folding")] = False,
+    skip_fusion_patterns: SkipFusion = None,
+    keep: Keep = None,
+    custom_op_library: CustomOps = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail where something cannot be compiled.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything, write nothing.")] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Fuse MODEL and write OUT with its library.
+
+    The result is compared with onnxruntime on the original, with and without the library, before anything is written;
+    on a mismatch nothing is written and the exit code is 2.
+    """
+    if output is None and not dry_run:
+        raise UsageError("E_NO_OUTPUT", "no output file given", hint="onnxfuse optimize MODEL OUT, or --dry-run")
+    config = Config(
+        fusion=_fusion(fusion_mode, max_fusion_size, skip_fusion_patterns, keep),
+        prepare=_prepare(skip_optimization, skip_constant_folding),
+        verify=_verify(check, seed, rtol, atol, allow_mismatches, input_data, test_input_shape, val_range, verify),
+        target=target_cpu,
+        overwrite_input_shape=_shapes_with_symbols(overwrite_input_shape or ()),
+        dim_params=_dim_params(dim_param or ()),
+        save_as_external_data=save_as_external_data,
+        strict=strict,
+    )
+    # Imported here: onnx, onnxruntime and LLVM take a second to load.
+    from onnxfuse import pipeline
+    from onnxfuse.emit.bundle import check_output
+
+    if output is not None:
+        check_output(output, model)
+    progress = _Progress(verbose)
+    bundle = pipeline.optimize(model, config, _trace(model, progress), progress)
+    reports: tuple[Report, ...] = ()
+    with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
+        if verify:
+            progress("verify")
+            reports = _verify_bundle(model, bundle, Path(folder), config, custom_op_library or (), seconds=progress)
+        written = _write(bundle, output, progress) if output is not None and not dry_run else None
+    progress.done()
+    _print_result(model, bundle, written, reports, json)
+
+
+def _verify_bundle(
+    model: Path,
+    bundle: Bundle,
+    folder: Path,
+    config: Config,
+    custom_op_libraries: Sequence[Path],
+    seconds: Callable[[str], None],
+) -> tuple[Report, ...]:
+    """Save to a private folder and compare there, without and with the library. Raises VerifyError."""
+    from onnxfuse.verify.compare import compare_many
+
+    saved = folder / "model.onnx"
+    bundle.save(saved)
+    library = saved.with_suffix(".so")
+    libraries = [None, library] if library.exists() else [None]
+    reports = compare_many(
+        model, saved, libraries, config=config.verify, custom_op_libraries=custom_op_libraries, threads=0
+    )
+    narrowed = reports[0].narrowed if not config.overwrite_input_shape and not config.dim_params else ()
+    if all(r.ok for r in reports) and not narrowed:
+        return reports
+    from onnxfuse import report
+
+    report.show(*(report.comparison(r) for r in reports if not r.ok), stderr=True)
+    reasons = [r.summary() for r in reports if not r.ok] + [f"fixed dimensions: {n}" for n in narrowed]
+    raise VerifyError(
+        "E_MISMATCH",
+        f"the optimized {str(model)!r} does not agree with the original; nothing was written",
+        "; ".join(reasons),
+        "this is a bug in onnxfuse, or tolerances too tight for this model: see --rtol, --atol, --allow-mismatches",
+    )
+
+
+def _write(bundle: Bundle, output: Path, progress: Callable[[str], None]) -> Path:
+    progress("write")
+    bundle.save(output)
+    return output
+
+
+def _print_result(model: Path, bundle: Bundle, written: Path | None, reports: tuple[Report, ...], json: bool) -> None:
+    from onnxfuse.inspection import inspect as inspect_partition
+    from onnxfuse.verify.facts import facts
+
+    before, after = facts(model), facts(written or bundle.model)
+    found = inspect_partition(bundle.partition, bundle.plans)
+    library = len(bundle.library.image) if bundle.library is not None else None
+    if json:
+        _print_json(
+            {
+                "model": str(model),
+                "output": str(written) if written is not None else None,
+                "ops": {"before": before.ops, "after": after.ops},
+                "bytes_on_disk": {"before": before.bytes, "after": after.bytes, "library": library},
+                "verified": [r.json() for r in reports],
+                **found.json(),
+            }
+        )
+        return
+    from onnxfuse import report
+
+    sizes = report.Sizes(before.bytes, after.bytes, library)
+    report.show(report.summary(before.ops, after.ops, found, sizes))
+    for r in reports:
+        print(r.summary())
+    if written is None:
+        print("nothing written (--dry-run)")
+    else:
+        print(f"wrote {written}" + (f" and {written.with_suffix('.so')}" if library is not None else ""))
+
+
+@app.command(
+    epilog="""Examples:
+
+    onnxfuse compare model.onnx fused.onnx
+    onnxfuse compare model.onnx fused.onnx --library none --input-data test_data_set_0
+    onnxfuse compare model.onnx fused.onnx --rtol 1e-3 --rtol logits:1e-5 --check 10
+""",
+)
+def compare(
+    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="The original model.", show_default=False)],
+    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="The model to judge.", show_default=False)],
+    library: Library = "auto",
+    check: Check = 1,
+    seed: Seed = 0,
+    rtol: Rtol = None,
+    atol: Atol = None,
+    allow_mismatches: AllowMismatches = None,
+    input_data: InputData = None,
+    test_input_shape: TestShape = None,
+    val_range: ValRange = None,
+    custom_op_library: CustomOps = None,
+    threads: Threads = 0,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run both models in onnxruntime on the same inputs and compare every output.
+
+    The reference runs at ORT_DISABLE_ALL. A candidate with our library beside it is compared without and with it.
+    """
+    _require_file(reference)
+    _require_file(candidate)
+    config = _verify(check, seed, rtol, atol, allow_mismatches, input_data, test_input_shape, val_range)
+    ours = _library(candidate, library)
+    libraries = [ours] if ours is None or library != "auto" else [None, ours]
+    from onnxfuse.verify.compare import compare_many
+
+    reports = compare_many(
+        reference, candidate, libraries, config=config, custom_op_libraries=custom_op_library or (), threads=threads
+    )
+    if json:
+        _print_json({"ok": all(r.ok for r in reports), "reports": [r.json() for r in reports]})
+    else:
+        from onnxfuse import report
+
+        report.show(*(report.comparison(r, every_run=verbose) for r in reports))
+    if not all(r.loaded for r in reports):
+        raise typer.Exit(1)
+    if not all(r.ok for r in reports):
+        raise typer.Exit(2)
+
+
+@app.command(
+    epilog="""Examples:
+
+    onnxfuse bench model.onnx fused.onnx
+    onnxfuse bench model.onnx fused.onnx --threads 4 --test-input-shape x:1,3,640,640
+    onnxfuse bench fused.onnx
+""",
+)
+def bench(
+    model: ModelArg,
+    candidate: Annotated[
+        Path | None, typer.Argument(metavar="[CANDIDATE]", help="The optimized model.", show_default=False)
+    ] = None,
+    library: Library = "auto",
+    threads: Annotated[int, typer.Option("--threads", min=0, help="Intra-op threads; 0 = onnxruntime's choice.")] = 1,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="How long, for all contestants together.")] = 5.0,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Exactly this many rounds instead.")] = None,
+    fallback: Annotated[bool, typer.Option("--fallback", help="Also the candidate without its library.")] = False,
+    seed: Seed = 0,
+    input_data: InputData = None,
+    test_input_shape: TestShape = None,
+    val_range: ValRange = None,
+    custom_op_library: CustomOps = None,
+    json: Json = False,
+) -> None:
+    """Time MODEL against CANDIDATE in onnxruntime at ORT_ENABLE_ALL, interleaved in one process."""
+    _require_file(model)
+    if candidate is not None:
+        _require_file(candidate)
+    config = _verify(1, seed, None, None, None, input_data, test_input_shape, val_range)
+    from onnxfuse.verify import ort
+    from onnxfuse.verify.bench import Contestant
+    from onnxfuse.verify.bench import bench as run_bench
+    from onnxfuse.verify.inputs import samples, specs
+
+    theirs = tuple(custom_op_library or ())
+    contestants = []
+    for path in dict.fromkeys((model, candidate or model)):
+        ours = _library(path, library) if path != model or candidate is None else _library(path, "auto")
+        if ours is not None and fallback:
+            contestants.append(Contestant(f"{path} without library", path, theirs))
+        contestants.append(Contestant(f"{path}", path, (*theirs, *([ours] if ours is not None else []))))
+    narrow = specs(ort.session(candidate, libraries=contestants[-1].libraries)) if candidate is not None else None
+    sample, _ = next(iter(samples(ort.session(model, libraries=contestants[0].libraries), config, narrow)))
+    result = run_bench(contestants, sample.feeds, sample.shapes, threads=threads, seconds=seconds, rounds=rounds)
+    if json:
+        _print_json(result.json())
+        return
+    from onnxfuse import report
+
+    report.show(report.timings(result))
+
+
+@app.command(
+    epilog="""Examples:
+
+    onnxfuse inspect fused.onnx
+    onnxfuse inspect model.onnx --fusion-mode tvm --json
+""",
+)
+def inspect(
+    model: ModelArg,
+    fusion_mode: Mode = FusionMode.FULL,
+    max_fusion_size: MaxSize = None,
+    target_cpu: TargetCpu = "native",
+    overwrite_input_shape: OverwriteShape = None,
+    dim_param: DimParam = None,
+    skip_optimization: SkipOptimization = None,
+    skip_constant_folding: Annotated[bool, typer.Option("--skip-constant-folding")] = False,
+    skip_fusion_patterns: SkipFusion = None,
+    keep: Keep = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Generate the kernels too: finds what cannot be compiled.")
+    ] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """List the groups: of an optimized model as it is, of any other as `optimize` would make them."""
+    _require_file(model)
+    from onnxfuse.inspection import from_json
+    from onnxfuse.verify.facts import recorded
+
+    record = recorded(model)
+    found = from_json(record) if record is not None else None
+    if found is None:
+        config = Config(
+            fusion=_fusion(fusion_mode, max_fusion_size, skip_fusion_patterns, keep),
+            prepare=_prepare(skip_optimization, skip_constant_folding),
+            target=target_cpu,
+            overwrite_input_shape=_shapes_with_symbols(overwrite_input_shape or ()),
+            dim_params=_dim_params(dim_param or ()),
+        )
+        found = _inspect_input(model, config, compile_, _Progress(verbose))
+    if json:
+        _print_json(found.json())
+        return
+    from onnxfuse import report
+
+    report.show(report.groups(found))
+
+
+def _inspect_input(model: Path, config: Config, compile_: bool, progress: _Progress) -> Inspection:
+    from onnxfuse import pipeline
+    from onnxfuse.inspection import inspect as inspect_partition
+    from onnxfuse.trace import Stopped
+
+    trace = _trace(model, progress)
+    if not compile_:
+        trace.stop_after = "plan"
+    try:
+        plans = pipeline.optimize(model, config, trace, progress).plans
+    except Stopped as stopped:
+        plans = _plans(stopped.result)
+    progress.done()
+    return inspect_partition(plans.partition, plans)
+
+
+def _plans(result: object) -> Plans:
+    from onnxfuse.ir.plan import Plans
+
+    assert isinstance(result, Plans)
+    return result
+
+
+@app.command(
+    epilog="""Examples:
+
+    onnxfuse run fused.onnx --input-data x.npz --save-outputs y.npz
+    onnxfuse run fused.onnx --library none --seed 3
+""",
+)
+def run(
+    model: ModelArg,
+    library: Library = "auto",
+    save_outputs: Annotated[
+        Path | None, typer.Option("--save-outputs", "-o", metavar="NPZ", help="Write the outputs here.")
+    ] = None,
+    save_inputs: Annotated[
+        Path | None, typer.Option("--save-inputs", metavar="NPZ", help="Write the inputs that were used.")
+    ] = None,
+    seed: Seed = 0,
+    input_data: InputData = None,
+    test_input_shape: TestShape = None,
+    val_range: ValRange = None,
+    custom_op_library: CustomOps = None,
+    threads: Threads = 0,
+    json: Json = False,
+) -> None:
+    """Run a model once in onnxruntime on given or random inputs; print what comes out, or save it."""
+    _require_file(model)
+    config = _verify(1, seed, None, None, None, input_data, test_input_shape, val_range)
+    from onnxfuse.verify import ort
+    from onnxfuse.verify.inputs import samples, save_npz
+
+    ours = _library(model, library)
+    libraries = [*(custom_op_library or ()), *([ours] if ours is not None else [])]
+    sess = ort.session(model, level=ort.Level.ALL, threads=threads, libraries=libraries)
+    sample, results = next(iter(samples(sess, config)))
+    if save_inputs is not None:
+        save_npz(save_inputs, sample.feeds)
+    if save_outputs is not None:
+        save_npz(save_outputs, results)
+    rows = _result_rows(results)
+    if json:
+        _print_json(
+            {name: {"type": kind, "min": low, "max": high, "mean": mean} for name, kind, low, high, mean in rows}
+        )
+        return
+    from onnxfuse import report
+
+    report.show(report.listing(("output", "type", "min", "max", "mean"), rows))
+
+
+def _result_rows(results: Mapping[str, object]) -> list[tuple[str, str, str, str, str]]:
+    import numpy as np
+
+    rows = []
+    for name, value in results.items():
+        array = np.asarray(value)
+        kind = f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
+        stats = ["", "", ""]
+        if array.size and (array.dtype.kind in "fiub" or "float" in array.dtype.name):
+            numbers = array.astype(np.float64)
+            stats = [f"{x:.6g}" for x in (numbers.min(), numbers.max(), numbers.mean())]
+        rows.append((name, kind, stats[0], stats[1], stats[2]))
+    return rows
+
+
+@app.command(
+    epilog="""Examples:
+
+    onnxfuse trace model.onnx --print-after fuse
+    onnxfuse trace model.onnx --stop-after plan --dump stages/ --diff
+""",
+)
+def trace(
+    model: ModelArg,
+    print_after: Annotated[
+        list[str] | None, typer.Option("--print-after", metavar="STAGES", help="Stages to print, or `all`.")
+    ] = None,
+    stop_after: Annotated[str, typer.Option("--stop-after", metavar="STAGE", help="Go no further.")] = "",
+    dump: Annotated[Path | None, typer.Option("--dump", metavar="DIR", help="One file per stage.")] = None,
+    diff: Annotated[bool, typer.Option("--diff", help="With --dump: what each stage changed.")] = False,
+    fusion_mode: Mode = FusionMode.FULL,
+    max_fusion_size: MaxSize = None,
+    target_cpu: TargetCpu = "native",
+    overwrite_input_shape: OverwriteShape = None,
+    dim_param: DimParam = None,
+    skip_optimization: SkipOptimization = None,
+    skip_constant_folding: Annotated[bool, typer.Option("--skip-constant-folding")] = False,
+    skip_fusion_patterns: SkipFusion = None,
+    keep: Keep = None,
+) -> None:
+    """Run the stages of `optimize` and show what each one returns; the times come last, on standard error."""
+    _require_file(model)
+    config = Config(
+        fusion=_fusion(fusion_mode, max_fusion_size, skip_fusion_patterns, keep),
+        prepare=_prepare(skip_optimization, skip_constant_folding),
+        target=target_cpu,
+        overwrite_input_shape=_shapes_with_symbols(overwrite_input_shape or ()),
+        dim_params=_dim_params(dim_param or ()),
+    )
+    from onnxfuse import pipeline
+    from onnxfuse.trace import Stopped, Trace
+
+    stages = _names(print_after)
+    unknown = (stages - {"all"} | ({stop_after} if stop_after else set())) - set(pipeline.STAGES)
+    if unknown:
+        raise UsageError("E_FLAG", f"no stage {min(unknown)!r}", hint=f"stages: {', '.join(pipeline.STAGES)}")
+    if not stages and dump is None:
+        stages = frozenset({stop_after or "fuse"})
+    hook = Trace(print_after=stages, dump=dump, diff=diff, stop_after=stop_after, reproduce=_reproduce(model))
+    with contextlib.suppress(Stopped):
+        pipeline.optimize(model, config, hook)
+    print(hook.table(), file=sys.stderr)
+
+
+@app.command()
+def ops(
+    name: Annotated[str | None, typer.Argument(metavar="[OP]", help="Only this operator.", show_default=False)] = None,
+    json: Json = False,
+) -> None:
+    """List the operators the op table knows, since which opset, and what becomes of them."""
+    from onnxfuse.ops import entries
+
+    found = [op for op in entries() if name is None or op.name == name]
+    if not found:
+        why = "operators that are not in the table stay with onnxruntime, unchanged"
+        raise UsageError("E_NO_OP", f"the op table has no {name!r}", why)
+    rows = [(str(op), str(op.since), str(op.family), op.reason or op.doc.partition("\n")[0]) for op in found]
+    columns = ("op", "since", "family", "meaning")
+    if json:
+        _print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    from onnxfuse import report
+
+    report.show(report.listing(columns, rows))
+
+
+@app.command()
+def targets(json: Json = False) -> None:
+    """List the CPUs code can be generated for; `native` is the widest this machine has."""
+    from onnxfuse.codegen.object import host_features
+    from onnxfuse.target import TARGETS, by_name
+
+    native = by_name("native", host_features()).name
+    rows = [
+        (t.name, t.triple, str(t.vector_bits), " ".join(t.features), "native" if t.name == native else "")
+        for t in TARGETS
+    ]
+    columns = ("name", "triple", "vector bits", "features", "")
+    if json:
+        _print_json(
+            [dict(zip(("name", "triple", "vector_bits", "features", "native"), row, strict=True)) for row in rows]
+        )
+        return
+    from onnxfuse import report
+
+    report.show(report.listing(columns, rows))
+
+
+def _print_version(value: bool) -> None:
+    if not value:
+        return
+    packages = ("onnxfuse", "onnx", "onnx-ir", "onnxruntime", "llvmlite", "ziglang", "numpy")
+    print("\n".join(f"{name} {_version(name)}" for name in packages))
+    raise typer.Exit(0)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print versions and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options before the command."""
+
+
+# ---- flags to configuration
+
+
+def _names(texts: Iterable[str] | None) -> frozenset[str]:
+    """`a,b` and repeated flags alike."""
+    return frozenset(part for text in texts or () for part in text.split(",") if part)
+
+
+def _fusion(mode: FusionMode, size: int | None, skip: list[str] | None, keep: list[str] | None) -> FusionConfig:
+    config = FusionConfig(mode=mode, skip=_names(skip), keep=frozenset(keep or ()))
+    return config if size is None else replace(config, max_nodes=size, max_nodes_tvm=size)
+
+
+def _prepare(skip: list[str] | None, no_folding: bool) -> PrepareConfig:
+    known = frozenset({"fold", "cse", "identity", "bn_into_conv", "dead_code"})
+    names = _names(skip) | (frozenset({"fold"}) if no_folding else frozenset())
+    if names - known:
+        wrong = min(names - known)
+        raise UsageError("E_FLAG", f"no simplification {wrong!r}", hint=f"one of: {', '.join(sorted(known))}")
+    return PrepareConfig(skip=names)
+
+
+def _verify(
+    runs: int,
+    seed: int,
+    rtol: list[str] | None,
+    atol: list[str] | None,
+    allow: list[str] | None,
+    input_data: list[str] | None,
+    test_shapes: list[str] | None,
+    ranges: list[str] | None,
+    enabled: bool = True,
+) -> VerifyConfig:
+    relative, absolute = _per_output("--rtol", rtol, float), _per_output("--atol", atol, float)
+    return VerifyConfig(
+        enabled=enabled,
+        runs=runs,
+        seed=seed,
+        rtol=relative.pop("", None),
+        atol=absolute.pop("", None),
+        output_rtol=relative,
+        output_atol=absolute,
+        allow_mismatches={k: int(v) for k, v in _per_output("--allow-mismatches", allow, int).items()},
+        input_data=tuple(input_data) if input_data else None,
+        test_shapes=_test_shapes(test_shapes or ()),
+        val_ranges=_val_ranges(ranges or ()),
+    )
+
+
+def _test_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    if not texts:
+        return {}
+    from onnxfuse.verify.inputs import parse_shapes
+
+    return parse_shapes(texts)
+
+
+def _val_ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
+    if not texts:
+        return {}
+    from onnxfuse.verify.inputs import parse_ranges
+
+    return parse_ranges(texts)
+
+
+def _per_output(flag: str, texts: Iterable[str] | None, read: Callable[[str], float]) -> dict[str, float]:
+    """`1e-4` (key "") and `out:1e-4`."""
+    out: dict[str, float] = {}
+    for text in texts or ():
+        name, _, number = text.rpartition(":")
+        try:
+            out[name] = read(number)
+        except ValueError:
+            raise UsageError(
+                "E_FLAG", f"cannot read {flag} {text!r}", hint=f"{flag} 1e-4 or {flag} output:1e-4"
+            ) from None
+        if not out[name] >= 0:
+            raise UsageError("E_FLAG", f"{flag} {text!r} is negative")
+    return out
+
+
+def _shapes_with_symbols(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
+    out: dict[str, tuple[int | str, ...]] = {}
+    for text in texts:
+        name, colon, dims = text.rpartition(":")
+        parts = [d.strip() for d in dims.split(",")] if dims else []
+        if not colon or not name or not all(parts) or any(d.startswith("-") for d in parts):
+            what = f"cannot read --overwrite-input-shape {text!r}"
+            raise UsageError(
+                "E_FLAG", what, hint="write name:1,3,224,224; a dimension may be a symbol: name:N,3,224,224"
+            )
+        out[name] = tuple(int(d) if d.isdecimal() else d for d in parts)
+    return out
+
+
+def _dim_params(texts: Iterable[str]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for text in texts:
+        name, equals, size = text.rpartition("=")
+        if not equals or not name or not size.isdecimal():
+            raise UsageError("E_FLAG", f"cannot read --dim-param {text!r}", hint="write --dim-param batch=1")
+        out[name] = int(size)
+    return out
+
+
+def _library(model: Path, choice: str) -> Path | None:
+    """Our library for a model: beside it, none, or where the flag says."""
+    if choice == "none":
+        return None
+    if choice == "auto":
+        from onnxfuse.runtime.session import check_pair, library_path
+
+        beside = library_path(model)
+        if not beside.is_file():
+            return None
+        check_pair(model, beside)
+        return beside
+    if not Path(choice).is_file():
+        raise UsageError("E_NO_FILE", f"no library {choice!r}", hint="--library takes a path, auto or none")
+    return Path(choice)
+
+
+def _require_file(path: Path) -> None:
+    if path.is_file():
+        return
+    problem = "is a folder" if path.is_dir() else "does not exist"
+    raise UsageError(
+        "E_NO_FILE", f"{str(path)!r} {problem}", f"looked in {Path.cwd()}", "give the path of an .onnx file"
+    )
+
+
+# ---- what the user sees meanwhile and afterwards
+
+
+class _Progress:
+    """Stages on standard error: a line each with -v, one line that changes on a terminal, nothing elsewhere."""
+
+    def __init__(self, verbose: bool) -> None:
+        self.verbose = verbose
+        self.live = sys.stderr.isatty() and not verbose
+        self.start = time.perf_counter()
+
+    def __call__(self, stage: str, seconds: float | None = None) -> None:
+        if self.verbose:
+            took = "" if seconds is None else f" {seconds:.2f} s"
+            print(f"{stage}{took}", file=sys.stderr)
+        elif self.live:
+            print(f"\r\x1b[K{stage} ({time.perf_counter() - self.start:.0f} s)", end="", file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        if self.live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _trace(model: Path, progress: _Progress) -> Trace:
+    from onnxfuse.trace import Trace
+
+    return Trace(progress=progress, reproduce=_reproduce(model))
+
+
+def _reproduce(model: Path) -> str:
+    return f"onnxfuse trace {shlex.quote(str(model))}"
+
+
+def _print_json(data: object) -> None:
+    print(jsonlib.dumps(data, indent=2))
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of the command `onnxfuse`."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, _terminate)  # a killed run removes its temporary folder
+    sys.exit(_run(arguments))
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]  # wherever it stands
+    try:
+        result = app(arguments, prog_name="onnxfuse", standalone_mode=False)
+        sys.stdout.flush()
+    except _FlagError as exc:
+        command = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+        message = str(getattr(exc, "message", "") or exc)
+        return _fail(UsageError("E_FLAG", message, hint=f"onnxfuse {command} --help".replace("  ", " ")), 1)
+    except OnnxfuseError as exc:
+        if debug:
+            raise
+        return _fail(exc, 2 if isinstance(exc, VerifyError) else 1)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `onnxfuse inspect ... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as exc:  # the command line's top: a bug becomes a short report instead of a wall of text
+        if debug:
+            raise
+        return _fail(_bug(exc, arguments), 1)
+    return result if isinstance(result, int) else 0
+
+
+def _bug(exc: Exception, arguments: Sequence[str]) -> OnnxfuseError:
+    command = shlex.join(["onnxfuse", "--debug", *arguments])
+    report = OnnxfuseError(
+        "E_BUG",
+        f"onnxfuse failed: {type(exc).__name__}: {exc}",
+        "this is a bug in onnxfuse",
+        f"see it whole with: {command}",
+    )
+    for note in getattr(exc, "__notes__", ()):
+        report.add_note(note)
+    return report
+
+
+def _fail(exc: OnnxfuseError, code: int) -> int:
+    notes = getattr(exc, "__notes__", ())
+    print("\n".join([str(exc), *notes]), file=sys.stderr)
+    return code
