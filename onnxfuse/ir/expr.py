@@ -44,12 +44,14 @@ class Expr:
     text    the printed form, kept by `ir/text.py`; empty until asked for
     """
 
-    __slots__ = ("__weakref__", "dtype", "serial", "text")
+    __slots__ = ("__weakref__", "dtype", "normal", "serial", "text")
     dtype: DType
+    normal: Expr | bool | None  # cache of ir/simplify.py: the normal form, True when that is the expression itself
 
     def __init__(self) -> None:
         self.serial = next(_SERIAL)
         self.text = ""
+        self.normal = None
 
     def __add__(self, other: Operand) -> Expr:
         return apply("add", self, other)

@@ -25,10 +25,14 @@ from onnxfuse.ir.expr import (
     Apply,
     Expr,
     Lit,
+    Load,
     Sym,
     Var,
     apply,
+    cast,
+    children,
     i64,
+    load,
     rebuild,
 )
 
@@ -39,7 +43,51 @@ Range = tuple[int | None, int | None]  # inclusive; None = unbounded
 
 def simplify(e: Expr) -> Expr:
     """Normal form of all i64 arithmetic inside `e`; same value for every assignment in range."""
-    return rebuild((e,), _step)[0]
+    found = _cached(e)
+    if found is not None:
+        return found
+    stack = [e]
+    while stack:
+        top = stack[-1]
+        pending = [c for c in children(top) if _cached(c) is None]
+        if pending:
+            stack.extend(pending)
+            continue
+        stack.pop()
+        if _cached(top) is None:
+            _remember(top, _normal(top))
+    done = _cached(e)
+    assert done is not None
+    return done
+
+
+def _cached(e: Expr) -> Expr | None:
+    """The normal form, when it has been worked out before (kept on the expression itself)."""
+    found = e.normal
+    if found is True:
+        return e
+    assert not isinstance(found, bool)
+    return found
+
+
+def _remember(e: Expr, normal: Expr) -> None:
+    e.normal = True if normal is e else normal
+    normal.normal = True
+
+
+def _normal(e: Expr) -> Expr:
+    """Normal form of one node whose children have theirs."""
+    new = e
+    if isinstance(e, Apply):
+        args = tuple(simplify(a) for a in e.args)
+        if any(x is not y for x, y in zip(args, e.args, strict=True)):
+            new = cast(args[0], e.dtype) if e.prim.name == "cast" else apply(e.prim.name, *args, dtype=e.dtype)
+    elif isinstance(e, Load):
+        index = tuple(simplify(i) for i in e.index)
+        if any(x is not y for x, y in zip(index, e.index, strict=True)):
+            new = load(e.source, index, e.dtype)
+    stepped = _step(new)
+    return new if stepped is None else stepped
 
 
 def same(a: Expr | int, b: Expr | int) -> bool:
@@ -140,7 +188,7 @@ def bounds(e: Expr) -> Range:
             return (max(lows) if lows else None), (None if ah is None or bh is None else max(ah, bh))
         case "bcast":
             lo, hi = bounds(e.args[0])
-            return (None if lo is None else min(lo, 0)), hi
+            return (None if lo is None else min(lo, 0)), (None if hi is None else max(hi, 0))
         case "bdim":
             (al, ah), (bl, bh) = bounds(e.args[0]), bounds(e.args[1])
             return (None if al is None or bl is None else min(al, bl)), (
@@ -233,27 +281,54 @@ def _step(e: Expr) -> Expr | None:
 
 
 def _compare(name: str, a: Expr, b: Expr) -> Expr | None:
-    lo, hi = _poly_bounds(_plus(poly(b), poly(a), -1))  # range of b - a
+    gap = _plus(poly(b), poly(a), -1)  # b - a
+    back = _plus({}, gap, -1)
     match name:
         case "lt":
-            return TRUE if lo is not None and lo > 0 else FALSE if hi is not None and hi <= 0 else None
+            return TRUE if _at_least(gap, 1) else FALSE if _at_least(back, 0) else None
         case "le":
-            return TRUE if lo is not None and lo >= 0 else FALSE if hi is not None and hi < 0 else None
+            return TRUE if _at_least(gap, 0) else FALSE if _at_least(back, 1) else None
         case "eq" | "ne":
-            if lo == 0 and hi == 0:
+            if not gap:
                 return TRUE if name == "eq" else FALSE
-            if (lo is not None and lo > 0) or (hi is not None and hi < 0):
+            if _at_least(gap, 1) or _at_least(back, 1):
                 return FALSE if name == "eq" else TRUE
     return None
 
 
 def _minmax(name: str, a: Expr, b: Expr) -> Expr | None:
-    lo, hi = _poly_bounds(_plus(poly(b), poly(a), -1))
-    if lo is not None and lo >= 0:
+    gap = _plus(poly(b), poly(a), -1)
+    if _at_least(gap, 0):
         return a if name == "min" else b
-    if hi is not None and hi <= 0:
+    if _at_least(_plus({}, gap, -1), 0):
         return b if name == "min" else a
     return None
+
+
+def _at_least(p: Poly, least: int) -> bool:
+    """Provably p >= least, by numbers, or with every Var that counts against it at its extent - 1."""
+    lo, _ = _poly_bounds(p)
+    if lo is not None and lo >= least:
+        return True
+    floor: Poly = {}
+    for mono, coeff in p.items():
+        term: Poly = {mono: coeff}
+        if mono and (coeff < 0 or not _not_negative(mono)):
+            if coeff > 0 or not _not_negative(mono):
+                return False
+            term = {(): coeff}
+            for atom in mono:
+                upper = None if isinstance(atom, Apply) and atom.prim.name == "mod" else _upper(atom)
+                if upper is None:
+                    return False
+                term = _times(term, upper)
+        floor = _plus(floor, term, 1)
+    return floor.get((), 0) >= least and all(k > 0 and _not_negative(m) for m, k in floor.items() if m)
+
+
+def _not_negative(mono: Monomial) -> bool:
+    lows = [bounds(atom)[0] for atom in mono]
+    return all(lo is not None and lo >= 0 for lo in lows)
 
 
 def _split(p: Poly, c: int) -> tuple[Poly, Poly]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,7 @@ def opaque(name: str, reason: str, *, since: int = 1, domain: str = "") -> None:
     _register(None, Family.OPAQUE, name, since, reason=reason, domain=domain)
 
 
+@cache
 def parameters(op: Op) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
     """(inputs, attributes) of an entry's signature; a `*xs` parameter is variadic."""
     assert op.fn is not None, op.name
