@@ -809,14 +809,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the command `onnxfuse`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _terminate)  # a killed run removes its temporary folder
-    sys.exit(_run(arguments))
+    sys.exit(run_arguments(arguments))
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def run_arguments(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]  # wherever it stands
     try:
