@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 DOMAIN = "onnxfuse"
-CLI = [sys.executable, "-c", "import sys; from onnxfuse.cli import main; sys.exit(main())"]
+CLI = [sys.executable, "-m", "onnxfuse"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,76 @@
+"""The conformance run: dead and silent children are findings; causes are grouped; onnxruntime's own failures apart."""
+
+import os
+import time
+
+import conformance
+import pytest
+from onnx.backend.test.case.test_case import TestCase
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[TestCase]:
+    return conformance._cases("test_relu", 0) + conformance._cases("test_abs", 0)
+
+
+def ok(case: TestCase, path: object) -> conformance.Result:
+    return conformance.Result(case.name, conformance._op(case), "ok", ort_passes=True, compiled=1)
+
+
+def test_a_case_that_kills_its_process_does_not_end_the_run(
+    cases: list[TestCase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(case: TestCase, path: object) -> conformance.Result:
+        if case.name == "test_relu":
+            os._exit(9)
+        return ok(case, path)
+
+    monkeypatch.setattr(conformance, "run_case", run)
+    results = conformance.run_all(cases, jobs=1)
+    assert [r.name for r in results] == [c.name for c in cases]
+    assert {r.name: r.state for r in results}["test_relu"] == "failed"
+    assert sum(r.state == "failed" for r in results) == 1
+
+
+def test_a_case_that_hangs_is_given_up(cases: list[TestCase], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(case: TestCase, path: object) -> conformance.Result:
+        if case.name == "test_abs":
+            time.sleep(60)
+        return ok(case, path)
+
+    monkeypatch.setattr(conformance, "run_case", run)
+    monkeypatch.setattr(conformance, "TIMEOUT", 1.0)
+    failed = [r for r in conformance.run_all(cases, jobs=1) if r.state == "failed"]
+    assert [(r.name, r.failures) for r in failed] == [("test_abs", ["no answer for 1 s"])]
+
+
+def test_an_exception_in_a_case_is_its_failure(cases: list[TestCase], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(case: TestCase, path: object) -> conformance.Result:
+        raise KeyError(case.name)
+
+    monkeypatch.setattr(conformance, "run_case", run)
+    results = conformance.run_all(cases[:2], jobs=1)
+    assert all(r.state == "failed" and "KeyError" in r.failures[0] for r in results)
+
+
+def test_totals_set_onnxruntimes_own_failures_apart() -> None:
+    results = [
+        conformance.Result("a", "Abs", "ok", ort_passes=True, compiled=1),
+        conformance.Result("b", "Abs", "failed", ort_passes=True, failures=["with library: y: 1/2 differ"]),
+        conformance.Result("c", "DFT", "failed", ort_passes=False, failures=["with library: y: 3/4 differ"]),
+        conformance.Result("d", "Adam", "not run", failures=["NOT_IMPLEMENTED"]),
+        conformance.Result("e", "LSTM", "ok", ort_passes=True, left=["LSTM UN_OP"]),
+    ]
+    text = conformance.report(results)
+    numbers = [int(line.split()[-1]) for line in text.splitlines()[:7]]
+    assert numbers == [5, 4, 3, 1, 1, 1, 1]
+    assert "1  LSTM UN_OP" in text
+    assert "failures (2):" in text
+
+
+def test_causes_are_grouped_without_numbers() -> None:
+    a = conformance.cause("optimize: error[IR_CHECK] value v12 has no type", "Abs")
+    b = conformance.cause("optimize: error[IR_CHECK] value v7 has no type", "Add")
+    assert a == b
+    wrong = conformance.cause("with library: y: 3/8 differ, max abs 1", "Abs")
+    assert wrong == "with library: wrong values or shapes, Abs"
