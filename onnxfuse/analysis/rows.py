@@ -18,7 +18,7 @@ NF_RECOMPUTE (substituting would repeat an expensive primitive).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.analysis.kinds import same_extent
@@ -68,8 +68,18 @@ class _Read:
     source: Compute
 
 
-def rows(members: Sequence[Compute], writes: Collection[Value] | None = None) -> RowMap | Refusal:
-    """The row map of `members` (topological order); `writes` = values that leave (default: those nobody here reads)."""
+def rows(
+    members: Sequence[Compute],
+    writes: Collection[Value] | None = None,
+    loads_of: Callable[[Compute], list[Load]] = lambda c: c.loads,
+) -> RowMap | Refusal:
+    """The row map of `members`, in topological order.
+
+    Args:
+        members: Computes of one group.
+        writes: Values that leave the group; by default those that no member reads.
+        loads_of: Loads of a Compute, for callers that ask again and again.
+    """
     made = {c.out: c for c in members}
     if writes is None:
         read = {v for c in members for v in c.reads}
@@ -78,15 +88,23 @@ def rows(members: Sequence[Compute], writes: Collection[Value] | None = None) ->
     inline: set[Value] = set()
     while True:
         roots = _inlined(members, inline)
-        found = _solve([c for c in members if c.out not in inline], roots, made, written)
+        reads = [
+            _Read(c, ld, made[ld.source])
+            for c in members
+            if c.out not in inline
+            for ld in (loads(*roots[c.out]) if c.out in roots else loads_of(c))
+            if ld.source in made
+        ]
+        found = _solve([c for c in members if c.out not in inline], reads, written)
         if isinstance(found, Refusal):
             return found
         if isinstance(found, RowMap):
             return RowMap(found.outer, found.axis_of, frozenset(inline), found.level, found.buffers)
-        dear = next((v for v in found if _too_dear(made[v], members)), None)
-        if dear is not None:
-            return Refusal("NF_RECOMPUTE", f"value={dear.name} cost={dearest(made[dear].body)}")
-        inline |= found
+        for v, problem in found.items():
+            if _too_dear(made[v], members):
+                why = f"{problem.why}, and {v.name} (cost {dearest(made[v].body)}) must not be computed twice"
+                return Refusal("NF_RECOMPUTE", why)
+        inline |= found.keys()
 
 
 def inline_loads(root: Expr, bodies: Mapping[Value, tuple[tuple[Axis, ...], Expr]]) -> Expr:
@@ -102,16 +120,14 @@ def inline_loads(root: Expr, bodies: Mapping[Value, tuple[tuple[Axis, ...], Expr
 
 
 def _inlined(members: Sequence[Compute], inline: set[Value]) -> dict[Value, tuple[Expr, ...]]:
-    """Roots of every member with the values of `inline` substituted."""
-    if not inline:
-        return {c.out: c.roots for c in members}
+    """Roots of the members that change when the values of `inline` are substituted."""
     bodies: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
     out: dict[Value, tuple[Expr, ...]] = {}
     for c in members:
-        touched = any(ld.source in bodies for ld in c.loads)
-        out[c.out] = tuple(inline_loads(r, bodies) for r in c.roots) if touched else c.roots
+        if bodies and any(v in bodies for v in c.reads):
+            out[c.out] = tuple(inline_loads(r, bodies) for r in c.roots)
         if c.out in inline:
-            bodies[c.out] = (c.axes, out[c.out][0])
+            bodies[c.out] = (c.axes, out.get(c.out, c.roots)[0])
     return out
 
 
@@ -158,11 +174,8 @@ class _Classes:
             self._parent[a] = b
 
 
-def _solve(
-    members: list[Compute], roots: Mapping[Value, tuple[Expr, ...]], made: Mapping[Value, Compute], written: set[Value]
-) -> RowMap | Refusal | set[Value]:
-    """A row map, a refusal, or values that have to be inlined first."""
-    reads = [_Read(c, ld, made[ld.source]) for c in members for ld in loads(*roots[c.out]) if ld.source in made]
+def _solve(members: list[Compute], reads: list[_Read], written: set[Value]) -> RowMap | Refusal | dict[Value, Refusal]:
+    """A row map, a refusal, or values that have to be inlined first and why."""
     classes, bent = _link(reads)
     want = _outer_classes(members, classes, written)
     if isinstance(want, Refusal):
@@ -171,7 +184,10 @@ def _solve(
     problems = [p for r, d in bent if (p := _crosses(r, d, classes, want)) is not None]
     problems += [p for c in members if (p := _stands(c, classes, want, reducing)) is not None]
     problems += [p for r in reads if (p := _within_row(r, classes, want)) is not None]
-    inline = {p.culprit.out for p in problems if p.culprit.reduce is None and p.culprit.out not in written}
+    inline: dict[Value, Refusal] = {}
+    for p in problems:
+        if p.culprit.reduce is None and p.culprit.out not in written:
+            inline.setdefault(p.culprit.out, p.refusal)
     if inline:
         return inline
     if problems:
@@ -186,7 +202,7 @@ def _solve(
             if c.out in written and tuple(axis_of[a] for a in c.axes if a in axis_of) != outer:
                 return Refusal("NF_VIEW_LEVEL", f"{c.out.name} and {last.out.name} have their axes in another order")
     level = _levels(members, reads)
-    return RowMap(outer, axis_of, frozenset(), level, _buffers(members, reads, roots, axis_of, level))
+    return RowMap(outer, axis_of, frozenset(), level, _buffers(members, reads, axis_of, level))
 
 
 def _link(reads: list[_Read]) -> tuple[_Classes, list[tuple[_Read, int]]]:
@@ -194,12 +210,10 @@ def _link(reads: list[_Read]) -> tuple[_Classes, list[tuple[_Read, int]]]:
     classes = _Classes()
     bent: list[tuple[_Read, int]] = []
     for r in reads:
-        over = () if r.reader.reduce is None else r.reader.reduce.axes
-        own = {*r.reader.axes, *over}
         for d, (ix, axis) in enumerate(zip(r.load.index, r.source.axes, strict=True)):
             if _unit(axis):
                 continue
-            if isinstance(ix, Var) and ix.axis in own and same_extent(ix.axis.extent, axis.extent):
+            if isinstance(ix, Var) and same_extent(ix.axis.extent, axis.extent):
                 classes.join(axis, ix.axis)
             else:
                 bent.append((r, d))
@@ -279,19 +293,18 @@ def _levels(members: list[Compute], reads: list[_Read]) -> dict[Value, int]:
 def _buffers(
     members: list[Compute],
     reads: list[_Read],
-    roots: Mapping[Value, tuple[Expr, ...]],
     axis_of: Mapping[Axis, Axis],
     level: Mapping[Value, int],
 ) -> tuple[tuple[Value, Dim], ...]:
     """Row values a later stage reads, unless they are cheap to compute again from outside values and scalars."""
     later = {r.source.out for r in reads if level[r.reader.out] > level[r.source.out]}
     wide = {c.out for c in members if _private(c, axis_of)}
+    from_row = {r.reader.out for r in reads if r.source.out in wide}
     out: list[tuple[Value, Dim]] = []
     for c in members:
         if c.out not in later or c.out not in wide:
             continue
-        from_row = any(ld.source in wide for ld in loads(*roots[c.out]))
-        if not from_row and point_cost(c.body) < EXPENSIVE:
+        if c.out not in from_row and point_cost(c.body) < EXPENSIVE:
             continue
         total: Expr = i64(c.out.tensor.dtype.bytes)
         for a in _private(c, axis_of):

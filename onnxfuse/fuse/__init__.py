@@ -20,7 +20,7 @@ import heapq
 
 from onnxfuse.analysis.kinds import kinds
 from onnxfuse.config import FusionConfig, FusionMode
-from onnxfuse.fuse.dominators import post_dominators
+from onnxfuse.fuse.dominators import PostDominators, post_dominators
 from onnxfuse.fuse.facts import Facts, facts
 from onnxfuse.fuse.group import FUSED, NF_A_DEPTH, NF_A_EDGE_KIND, NF_A_PATH_KIND, NF_A_SINK_KIND, Growth, grow
 from onnxfuse.fuse.merge import stage_b
@@ -29,6 +29,8 @@ from onnxfuse.ir.loops import Compute, LoopGraph, Opaque
 from onnxfuse.ir.op import Kind
 from onnxfuse.ir.partition import Decision, Group, Number, Partition, Relation, Verdict, make_group
 
+# Stage A joined the pair, stage B split it again so that the producer's side could join its rows.
+NF_PEELED = "NF_PEELED"
 KIND_OF_LEVEL = {k.level: k for k in Kind}
 
 
@@ -37,22 +39,28 @@ def fuse(loops: LoopGraph, config: FusionConfig) -> Partition:
     known = facts(loops, config)
     if config.mode is FusionMode.NONE:
         return partition(loops, known, list(range(len(known.items))), ())
-    owner, decisions = stage_a(known, config)
+    growth, tree = stage_a(known, config)
+    owner = growth.root
+    more: tuple[Decision, ...] = ()
     if config.mode is not FusionMode.TVM and config.rounds > 0:
         owner, more = stage_b(known, owner, quotient_order(known, owner), config)
-        decisions += more
-    return partition(loops, known, owner, decisions)
+    considered = (v for v in range(len(known.items)) if growth.code[v])
+    records = tuple(_record_a(known, growth, tree.parent[v], v, owner, _cap(config)[0]) for v in considered)
+    return partition(loops, known, owner, records + more)
 
 
-def stage_a(known: Facts, config: FusionConfig) -> tuple[list[int], tuple[Decision, ...]]:
-    """Post-dominator grouping: the group of every item (an id shared by its members), and a record per attempt."""
+def stage_a(known: Facts, config: FusionConfig) -> tuple[Growth, PostDominators]:
+    """Post-dominator grouping: `Growth.root` is the group of every item (an id shared by its members)."""
     tree = post_dominators(known.kind, known.succ, known.label, known.extern)
-    cap, bonus = (config.max_nodes_tvm, 0) if config.mode is FusionMode.TVM else (config.max_nodes, 1)
+    cap, bonus = _cap(config)
     if NF_A_DEPTH in config.skip:
         cap = len(known.items) + 1
-    growth = grow(known.kind, known.succ, known.extern, tree, cap, bonus)
-    decisions = tuple(_decision(known, growth, tree.parent, v, cap) for v in range(len(known.items)) if growth.code[v])
-    return growth.root, decisions
+    return grow(known.kind, known.succ, known.extern, tree, cap, bonus), tree
+
+
+def _cap(config: FusionConfig) -> tuple[int, int]:
+    """Largest number of nodes in a group, and how many more if there is an anchor."""
+    return (config.max_nodes_tvm, 0) if config.mode is FusionMode.TVM else (config.max_nodes, 1)
 
 
 def partition(loops: LoopGraph, known: Facts, owner: list[int], decisions: tuple[Decision, ...]) -> Partition:
@@ -105,18 +113,18 @@ def _group(gid: int, members: tuple[Compute, ...], live: set[Value]) -> Group:
     return make_group(gid, members, hardest, anchor, live)
 
 
-def _decision(known: Facts, growth: Growth, parent: list[int], v: int, cap: int) -> Decision:
+def _record_a(known: Facts, growth: Growth, parent: int, v: int, owner: list[int], cap: int) -> Decision:
+    """What became of stage A's attempt to join v with its post-dominator (or first consumer, if it has none)."""
     code, fact = growth.code[v], growth.fact[v]
-    at = parent[v]
-    target = at if at < len(known.items) else known.succ[v][0]
+    target = parent if parent < len(known.items) else known.succ[v][0]
     numbers: tuple[tuple[str, Number], ...] = ()
-    if code == FUSED:
+    if code == FUSED and owner[v] != owner[target]:
+        code, numbers = NF_PEELED, (("phase", fact),)
+    elif code == FUSED:
         numbers = (("phase", fact),)
     elif code == NF_A_DEPTH:
         numbers = (("nodes", fact), ("cap", cap))
-    elif code in (NF_A_EDGE_KIND, NF_A_SINK_KIND):
-        numbers = (("kind", str(KIND_OF_LEVEL[fact])),)
-    elif code == NF_A_PATH_KIND:
+    elif code in (NF_A_EDGE_KIND, NF_A_SINK_KIND, NF_A_PATH_KIND):
         numbers = (("kind", str(KIND_OF_LEVEL[fact])),)
         if growth.blocker[v] >= 0:
             numbers = (*numbers, ("node", known.name(growth.blocker[v])))

@@ -9,10 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxfuse.analysis.kinds import kinds
+from onnxfuse.analysis.rows import EXPENSIVE
+from onnxfuse.analysis.traffic import dearest, points, size
 from onnxfuse.config import FusionConfig, FusionMode
-from onnxfuse.fuse.group import OPAQUE
+from onnxfuse.fuse.group import INJECTIVE, OPAQUE, RECOMPUTE
+from onnxfuse.ir.expr import Apply, axes_of, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, Item, LoopGraph, Opaque, results
+from onnxfuse.ir.op import Kind
+
+# Extra evaluations of an expensive primitive from which a separate kernel is cheaper: a launch is about 1 us, some
+# thousand vectorised exponentials. Starting value.
+REPEATS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +30,7 @@ class Facts:
     kind     level of Kind; a pinned Compute (user's --keep) counts as opaque
     succ     consumers, each once, in order; `label` the level of the edge to each
     extern   makes a graph output or a value captured by a subgraph
+    flat     no reduction, and reads every value made here at its own point (or reads none)
     readers  of every value made here: the items that read it, in order
     needed   values that must exist under their own name whatever is fused: graph outputs, captured values
     """
@@ -32,6 +41,7 @@ class Facts:
     label: list[list[int]]
     extern: list[bool]
     pinned: list[bool]
+    flat: list[bool]
     producer: dict[Value, int]
     readers: dict[Value, list[int]]
     needed: frozenset[Value]
@@ -51,7 +61,8 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
     needed = frozenset(loops.outputs) | captured(items)
     producer = {v: i for i, item in enumerate(items) for v in results(item)}
     n = len(items)
-    kind, pinned = [OPAQUE] * n, [False] * n
+    kind, pinned, flat = [OPAQUE] * n, [False] * n, [False] * n
+    dear = [False] * n  # expensive to evaluate once, if fused with what is before
     succ: list[list[int]] = [[] for _ in range(n)]
     label: list[list[int]] = [[] for _ in range(n)]
     readers: dict[Value, list[int]] = {}
@@ -66,10 +77,16 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
             reads = tuple(k.edges)
             pinned[i] = is_pinned(item, config.keep)
             kind[i] = OPAQUE if pinned[i] else k.node.level
+            flat[i] = item.reduce is None and all(e is Kind.ELEMWISE for v, e in k.edges.items() if v in producer)
+            dear[i] = item.reduce is None and dearest(item.body) >= EXPENSIVE
             for v, edge in k.edges.items():
                 p = producer.get(v)
                 if p is not None:
                     level = kind[i] if node_edges or pinned[i] else edge.level
+                    if dear[p] and level <= INJECTIVE and repeats(item, v):
+                        level = level if node_edges else RECOMPUTE
+                    elif dear[p] and item.reduce is None:
+                        dear[i] = True
                     levels[p] = max(levels.get(p, 0), level)
         for v in reads:
             if v in producer:
@@ -78,7 +95,20 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
             succ[p].append(i)
             label[p].append(level)
     extern = [any(v in needed for v in results(item)) for item in items]
-    return Facts(items, kind, succ, label, extern, pinned, producer, readers, needed)
+    return Facts(items, kind, succ, label, extern, pinned, flat, producer, readers, needed)
+
+
+def repeats(c: Compute, v: Value) -> bool:
+    """Fusing the producer of `v` into `c` would evaluate it REPEATS times more than once per element."""
+    wide = {a for a in c.axes if a.extent != 1}
+    for ld in c.loads:
+        if ld.source is not v:
+            continue
+        missing = wide - axes_of(*ld.index)
+        grows = any(isinstance(e, Apply) and e.prim.name == "floordiv" for e in walk(*ld.index))
+        if (missing or grows) and points(c) - size(v) >= REPEATS:
+            return True
+    return False
 
 
 def is_pinned(c: Compute, keep: frozenset[str]) -> bool:

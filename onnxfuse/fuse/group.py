@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from onnxfuse.fuse.dominators import PostDominators
 
 ELEMWISE, BROADCAST, INJECTIVE, REDUCE, ANCHOR, OPAQUE = 0, 1, 2, 3, 4, 8
+RECOMPUTE = 5  # edge label only (facts.py): fusing over it would repeat expensive work
 
 # Codes of one node's last attempt (stable API); "" = never considered.
 FUSED = "FUSED"
@@ -34,6 +35,7 @@ NF_A_SINK_KIND = "NF_A_SINK_KIND"
 NF_A_DEPTH = "NF_A_DEPTH"
 NF_A_REDUCE_NO_START = "NF_A_REDUCE_NO_START"
 NF_A_PHASE = "NF_A_PHASE"
+NF_RECOMPUTE = "NF_RECOMPUTE"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +98,9 @@ def grow(
             if phase == 1 and k == ANCHOR:
                 continue  # its verdict of phase 0 stands
             hardest = edge[v]
+            if hardest == RECOMPUTE:
+                code[v] = NF_RECOMPUTE
+                continue
             if hardest > ELEMWISE if k == ANCHOR else k <= BROADCAST and hardest > REDUCE:
                 code[v], fact[v] = NF_A_EDGE_KIND, hardest
                 continue

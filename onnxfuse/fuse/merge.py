@@ -6,15 +6,21 @@ pair judged anew against the groups as they are; stop when a round joins nothing
 Cycle test without a reachability matrix: the groups stand in an integer topological order. Joining u before v is
 illegal iff v can be reached from u other than directly, and such a path lies between them in the order; afterwards
 the window is put as (not reachable from u) (joined) (reachable from u).
+
+Peeling: stage A lets a reshape flow into a pointwise group; if the group then does not stand on the producer's rows
+(layer norm, then [B,S,C] -> [B*S,C]), the members from that view on are split off and the rest is tried alone.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from onnxfuse.analysis import traffic
 from onnxfuse.config import FusionConfig
 from onnxfuse.fuse.facts import Facts
 from onnxfuse.fuse.group import ANCHOR
 from onnxfuse.fuse.rules import Cluster, No, Pair, first_refusal
+from onnxfuse.ir.expr import Load, Var
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, Opaque
 from onnxfuse.ir.partition import Decision, Number, Relation, Verdict
@@ -22,6 +28,8 @@ from onnxfuse.ir.partition import Decision, Number, Relation, Verdict
 FUSED = "FUSED"
 NF_CYCLE = "NF_CYCLE"
 NF_CYCLE_BUDGET = "NF_CYCLE_BUDGET"
+# Refusals that splitting a view off the consumer may cure.
+PEELABLE = frozenset({"NF_GROUP_MERGE", "NF_AXES_CONFLICT", "NF_NOT_ROW_LOCAL", "NF_VIEW_LEVEL", "NF_RECOMPUTE"})
 
 
 class Merger:
@@ -38,6 +46,8 @@ class Merger:
         self.order: list[int] = list(order)
         self.place: dict[int, int] = {o: k for k, o in enumerate(order)}
         self.bytes: dict[Value, int] = {}
+        self.loads: dict[Value, list[Load]] = {}
+        self.splits = 0
         self.records: dict[tuple[Value, int], Decision] = {}
         self.refused: dict[tuple[int, int], tuple[int, int]] = {}
         members: dict[int, list[int]] = {o: [] for o in order}
@@ -98,14 +108,20 @@ class Merger:
             makes.add(item.out)
             reduces += item.reduce is not None
             anchors += self.known.kind[i] == ANCHOR
-        return Cluster(
-            o, items, reads - makes, makes, reduces, anchors, opaque, any(self.known.pinned[i] for i in items)
-        )
+        pinned = any(self.known.pinned[i] for i in items)
+        flat = all(self.known.flat[i] for i in items)
+        return Cluster(o, items, reads - makes, makes, reduces, anchors, opaque, pinned, flat)
 
     def _nbytes(self, v: Value) -> int:
         known = self.bytes.get(v)
         if known is None:
             known = self.bytes[v] = traffic.nbytes(v)
+        return known
+
+    def _loads(self, c: Compute) -> list[Load]:
+        known = self.loads.get(c.out)
+        if known is None:
+            known = self.loads[c.out] = c.loads
         return known
 
     def _computes(self, items: list[int]) -> list[Compute]:
@@ -121,7 +137,7 @@ class Merger:
         ca, cb = self.clusters[a], self.clusters[b]
         small, large = (ca.makes, cb.reads) if len(ca.makes) < len(cb.reads) else (cb.reads, ca.makes)
         shared = sorted((v for v in small if v in large), key=lambda v: self.known.producer[v])
-        return Pair(ca, cb, self.config, self._computes, self._leaves, self._nbytes, tuple(shared))
+        return Pair(ca, cb, self.config, self._computes, self._leaves, self._nbytes, self._loads, tuple(shared))
 
     def _candidates(self) -> list[tuple[Value, int, int]]:
         """(value, producer cluster, consumer cluster), the pair that saves most first."""
@@ -153,6 +169,8 @@ class Merger:
             return False
         pair = self._pair(a, b)
         no = first_refusal(pair)
+        if no is not None and no.code in PEELABLE:
+            pair, no = self._peel(pair, no)
         if no is not None:
             self.refused[a, b] = versions
             self._record(v, pair, no)
@@ -164,6 +182,84 @@ class Merger:
         self._record(v, pair, None)
         self._join(a, b, reached)
         return True
+
+    def _peel(self, pair: Pair, no: No) -> tuple[Pair, No | None]:
+        """Split members that read `b` itself through a view off `b`, if the rest may join; else `pair` and `no`."""
+        a, b = pair.a, pair.b
+        head, tails = self._views_off(b)
+        if not head or not tails:
+            return pair, no
+        inside = {*a.items, *head}
+        first = self._cluster(b.id, head)
+        shared = tuple(v for v in pair.shared if v in first.reads)
+        if not shared or isinstance(self._reach(a.id, b.id), No):
+            return pair, no
+
+        def leaves(v: Value, _a: Cluster, _b: Cluster) -> bool:
+            return v in self.known.needed or any(r not in inside for r in self.known.readers.get(v, ()))
+
+        tried = replace(pair, b=first, leaves=leaves, shared=shared)
+        if first_refusal(tried) is not None:
+            return pair, no
+        self._split(b, first, tails)
+        return tried, None
+
+    def _views_off(self, b: Cluster) -> tuple[list[int], list[list[int]]]:
+        """Members of `b` before any bent read of its own values, and the rest in connected parts."""
+        tail: dict[int, int] = {}  # item -> part
+        for i in b.items:
+            c = self.known.items[i]
+            assert isinstance(c, Compute)
+            own = [ld for ld in self._loads(c) if ld.source in b.makes]
+            before = {tail[p] for ld in own if (p := self.known.producer[ld.source]) in tail}
+            if before:
+                part = min(before)
+                tail = {j: part if q in before else q for j, q in tail.items()}
+                tail[i] = part
+            elif c.reduce is None and any(_bent(ld) for ld in own):
+                tail[i] = i
+        parts: dict[int, list[int]] = {}
+        for i, part in tail.items():
+            parts.setdefault(part, []).append(i)
+        return [i for i in b.items if i not in tail], list(parts.values())
+
+    def _split(self, b: Cluster, head: Cluster, tails: list[list[int]]) -> None:
+        """Replace cluster `b` by `head` (same id) followed by `tails`, in the graph and in the order."""
+        fresh = []
+        for items in tails:
+            t = len(self.known.items) + self.splits
+            self.splits += 1
+            self.up[t] = t
+            fresh.append(self._cluster(t, items))
+            for i in items:
+                self.home[i] = t
+        for i in head.items:
+            self.home[i] = head.id
+        for w in self.succ.pop(b.id):
+            self.pred[w].discard(b.id)
+        for w in self.pred.pop(b.id):
+            self.succ[w].discard(b.id)
+        parts = [head, *fresh]
+        for part in parts:
+            self.clusters[part.id] = part
+            self.succ[part.id], self.pred[part.id] = set(), set()
+        for part in parts:
+            part.version = b.version + 1
+            for i in part.items:
+                after = {self.find(self.home[c]) for c in self.known.succ[i]}
+                made = (self.known.producer.get(v) for v in self.known.items[i].reads)
+                before = {self.find(self.home[p]) for p in made if p is not None}
+                for w in after - {part.id}:
+                    self.succ[part.id].add(w)
+                    self.pred[w].add(part.id)
+                for w in before - {part.id}:
+                    self.pred[part.id].add(w)
+                    self.succ[w].add(part.id)
+        start = self.place[b.id]
+        self.order[start : start + 1] = [part.id for part in parts]
+        for k in range(start, len(self.order)):
+            if self.order[k] >= 0:
+                self.place[self.order[k]] = k
 
     def _record(self, v: Value, pair: Pair, no: No | None) -> None:
         inside = set(pair.b.items)
@@ -211,6 +307,7 @@ class Merger:
             a.anchors + b.anchors,
             False,
             False,
+            a.flat and b.flat,
             max(a.version, b.version) + 1,
         )
         self.up[v] = u
@@ -226,6 +323,11 @@ class Merger:
         self.succ[u].discard(u)
         self.pred[u].discard(u)
         del self.place[v]
+
+
+def _bent(ld: Load) -> bool:
+    """Reads at anything but bare variables (dimensions of 1 aside)."""
+    return any(not isinstance(ix, Var) and d != 1 for ix, d in zip(ld.index, ld.source.tensor.shape, strict=True))
 
 
 def stage_b(

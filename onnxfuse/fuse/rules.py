@@ -19,6 +19,7 @@ from onnxfuse.analysis.rows import RowMap, rows
 from onnxfuse.analysis.traffic import sample
 from onnxfuse.config import FusionConfig
 from onnxfuse.errors import Refusal
+from onnxfuse.ir.expr import Load
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Compute
 from onnxfuse.ir.partition import Number
@@ -51,6 +52,7 @@ class Cluster:
     anchors: int
     opaque: bool
     pinned: bool
+    flat: bool  # every member reads members at its own point: joining needs no look at axes
     version: int = 0
 
 
@@ -64,6 +66,7 @@ class Pair:
     computes: Callable[[list[int]], list[Compute]]
     leaves: Callable[[Value, Cluster, Cluster], bool]  # still read outside both
     nbytes: Callable[[Value], int]
+    loads: Callable[[Compute], list[Load]]
     shared: tuple[Value, ...] = field(default=())
 
     @cached_property
@@ -83,7 +86,10 @@ class Pair:
 
     @cached_property
     def rows(self) -> RowMap | Refusal:
-        return rows(self.members, self.writes)
+        if self.a.flat and self.b.flat:
+            axes = self.members[-1].axes
+            return RowMap(axes, {a: a for a in axes}, frozenset(), {}, ())
+        return rows(self.members, self.writes, self.loads)
 
 
 def pinned(p: Pair) -> No | None:
