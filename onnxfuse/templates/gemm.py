@@ -73,6 +73,17 @@ class Design:
     nc: int
     mc: int
     ms: int
+    shared: bool | None = False  # blocks of b are packed once, by phase 0 (None: known at run time)
+
+    @property
+    def packs_b(self) -> bool:
+        """Blocks of b are packed in every call."""
+        return self.b in (Access.ROWS, Access.TRANSPOSE)
+
+    @property
+    def block_size(self) -> int:
+        """Elements of one packed block of b."""
+        return (self.kc + self.tile.lanes) * self.b_row
 
     @property
     def typ(self) -> Type:
@@ -99,9 +110,9 @@ class Design:
     @property
     def b_size(self) -> int:
         """Elements of scratch for b: the block, or the last panel of an operand read in place."""
-        if self.b is Access.CONST:
+        if self.b is Access.CONST or (self.packs_b and self.shared):
             return 0
-        return (self.kc + self.tile.lanes) * (self.tile.nr if self.b is Access.DIRECT else self.b_row)
+        return (self.kc + self.tile.lanes) * self.tile.nr if self.b is Access.DIRECT else self.block_size
 
     @property
     def a_size(self) -> int:
@@ -158,13 +169,19 @@ class Gemm:
         if schedule.tile:
             mr, nv, kc, nc = schedule.tile
             d = replace(d, tile=replace(d.tile, mr=mr, nv=nv), kc=kc, nc=nc)
+        d = replace(d, shared=_shares(build, d))
         packs = Access.CONST in (d.a, d.b)
         tiles = _emit_tiles(build, d)
+        block = _emit_block_b(build, kernel, d) if d.packs_b else None
         if packs:
             _emit_pack(build, kernel, d)
-        _emit_tasks(build, kernel, d)
-        _emit_run(build, kernel, d, tiles)
-        return Emitted(phases=1, packs=packs)
+        main = 0
+        if block is not None and d.shared is not False:
+            _emit_share(build, kernel, d, block)
+            main = 1
+        _emit_tasks(build, kernel, d, main)
+        _emit_run(build, kernel, d, main, tiles, block)
+        return Emitted(phases=main + 1, packs=packs)
 
 
 GEMM = Gemm()
@@ -196,10 +213,12 @@ def _design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     tile = tile_for(target, c.acc)
     a, b = _access_a(c, kernel), _access_b(c, kernel)
     kc = 256 * 4 // c.acc.bytes
-    wide = b in (Access.CONST, Access.DIRECT)
-    nc = -(-(256 if wide else 128) * 4 // c.acc.bytes // tile.nr) * tile.nr
+    in_place = b in (Access.CONST, Access.DIRECT)
+    # A packed element of a is used nc times, one of b mc times; tiles at rest take mc * nc.
+    nc = 384 if in_place else 128 if a is Access.CONST else 256
+    nc = -(-nc * 4 // c.acc.bytes // tile.nr) * tile.nr
     ms = 96 // tile.mr * tile.mr
-    mc = ms if wide else 256 // tile.mr * tile.mr
+    mc = ms * (1 if in_place else 3 if a is Access.CONST else 4)
     if isinstance(c.depth, int):
         blocks = max(1, -(-c.depth // kc))
         kc = max(1, -(-c.depth // blocks))
@@ -289,6 +308,8 @@ class _Split:
     kblocks: Index
     units: Index
     tasks: Index
+    points: Index  # of the batch, times blocks of columns
+    shared: bool | Reg
 
 
 def _split(build: Builder, env: Env, d: Design) -> _Split:
@@ -301,29 +322,110 @@ def _split(build: Builder, env: Env, d: Design) -> _Split:
     nc = _round_up(build, build.ceildiv(n, build.imax(nblocks, 1)), d.tile.nr)
     work = build.mul(build.mul(batch, build.mul(m, n)), build.imax(k, 1))
     worth = build.add(build.udiv(work, TASK_WORK), 1)
-    base = build.imax(build.mul(batch, nblocks), 1)
+    points = build.mul(batch, nblocks)
+    base = build.imax(points, 1)
     wanted = build.imin(build.ceildiv(SPREAD, base), build.imin(worth, build.ceildiv(m, 2 * d.tile.mr)))
     mc = _round_up(build, build.ceildiv(m, build.imax(wanted, 1)), d.tile.mr)
     mc = build.imax(build.imin(mc, d.mc), d.tile.mr)
     mblocks = build.ceildiv(m, mc)
     kblocks = build.imax(build.ceildiv(k, d.kc), 1)
     kc = build.ceildiv(k, kblocks)
-    units = build.mul(build.mul(batch, nblocks), mblocks)
+    units = build.mul(points, mblocks)
     tasks = build.imin(units, build.imin(worth, MAX_TASKS))
-    return _Split(m, n, k, nc, mc, kc, nblocks, mblocks, kblocks, units, tasks)
+    shared: bool | Reg
+    if isinstance(mblocks, int) and isinstance(points, int):
+        shared = mblocks > 1 and points < SPREAD
+    else:
+        b = build.ir
+        shared = b.and_(
+            b.icmp_signed(">", build.i64(mblocks), build.i64(1)),
+            b.icmp_signed("<", build.i64(points), build.i64(SPREAD)),
+        )
+    return _Split(m, n, k, nc, mc, kc, nblocks, mblocks, kblocks, units, tasks, points, shared)
+
+
+def _shares(build: Builder, d: Design) -> bool | None:
+    """Whether blocks of b are shared by units; None when it depends on run-time dimensions."""
+    if not d.packs_b:
+        return False
+    extents = [d.c.rows.extent, d.c.cols.extent, d.c.depth, *(a.extent for a in d.c.batch)]
+    if not all(isinstance(x, int) for x in extents):
+        return None
+    shared = _split(build, Env(1, None, {}, {}, {}), d).shared
+    assert isinstance(shared, bool)
+    return shared
 
 
 def _round_up(build: Builder, x: Index, to: int) -> Index:
     return build.mul(build.ceildiv(x, to), to)
 
 
-def _emit_tasks(build: Builder, kernel: Kernel, d: Design) -> None:
-    with build.function("tasks.0", I64, [PTR]) as fn:
+def _emit_tasks(build: Builder, kernel: Kernel, d: Design, phase: int) -> None:
+    with build.function(f"tasks.{phase}", I64, [PTR]) as fn:
         env = open_kernel(build, kernel, fn.args[0], None)
         build.ret(_split(build, env, d).tasks)
     with build.function("scratch", I64, [PTR]) as fn:
         env = open_kernel(build, kernel, fn.args[0], None)
-        build.ret(build.mul(_split(build, env, d).tasks, d.slice_bytes))
+        s = _split(build, env, d)
+        own = build.mul(s.tasks, d.slice_bytes)
+        build.ret(build.add(own, build.mul(_shared_blocks(build, s), d.block_size * d.c.acc.bytes)))
+
+
+def _shared_blocks(build: Builder, s: _Split) -> Index:
+    """Number of blocks of b that phase 0 packs."""
+    count = build.mul(s.points, s.kblocks)
+    if isinstance(s.shared, bool):
+        return count if s.shared else 0
+    return build.ir.select(s.shared, build.i64(count), build.i64(0))
+
+
+def _shared_area(build: Builder, s: _Split, d: Design, scratch: Reg) -> Reg:
+    """The shared blocks lie behind the slices of the tasks."""
+    return build.offset(scratch, build.mul(s.tasks, d.slice_bytes // d.c.acc.bytes), d.typ)
+
+
+def _emit_share(build: Builder, kernel: Kernel, d: Design, block: Function) -> None:
+    """Phase 0: pack the blocks of b that several units of phase 1 read."""
+    with build.function("tasks.0", I64, [PTR]) as fn:
+        env = open_kernel(build, kernel, fn.args[0], None)
+        build.ret(build.imin(_shared_blocks(build, _split(build, env, d)), 2 * SPREAD))
+    with build.function("run.0", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
+        env_ptr, bufs, _, scratch, task = fn.args
+        s = _split(build, open_kernel(build, kernel, env_ptr, None), d)
+        blocks = build.mul(s.points, s.kblocks)
+        tasks = build.imax(build.imin(blocks, 2 * SPREAD), 1)
+        first = build.udiv(build.mul(task, blocks), tasks)
+        last = build.udiv(build.mul(build.add(task, 1), blocks), tasks)
+        area = _shared_area(build, s, d, scratch)
+        with build.loop(first, last, name="block") as q:
+            at = build.udiv(q, s.kblocks)
+            n0 = build.mul(build.umod(at, s.nblocks), s.nc)
+            n1 = build.imin(build.add(n0, s.nc), s.n)
+            k0 = build.mul(build.umod(q, s.kblocks), s.kc)
+            kc = build.imax(build.imin(build.sub(s.k, k0), s.kc), 0)
+            dst = build.offset(area, build.mul(q, d.block_size), d.typ)
+            args = (build.udiv(at, s.nblocks), n0, n1, k0, kc)
+            build.ir.call(block, [env_ptr, bufs, *(build.i64(x) for x in args), dst])
+
+
+def _emit_block_b(build: Builder, kernel: Kernel, d: Design) -> Function:
+    """K.block(env, bufs, batch point, n0, n1, k0, kc, dst): evaluate one block of b into rows of columns."""
+    c = d.c
+    with build.function("block", VOID, [PTR, PTR, I64, I64, I64, I64, I64, PTR]) as fn:
+        fn.linkage = "internal"
+        env_ptr, bufs, point, n0, n1, k0, kc, dst = fn.args
+        env = _with_views(open_kernel(build, kernel, env_ptr, bufs), c)
+        place = env.at(decode(build, env, c.batch, point))
+        count = build.sub(n1, n0)
+        if d.b is Access.TRANSPOSE:
+            assert isinstance(c.b, Load)
+            m = _in_place(build, place, c.b, c.cols.axis, c.k[0])
+            src = _shift(build, d, m, n0, k0)
+            pack_transposed(build, src, m.row, count, kc, dst, d.b_row, c.acc, d.tile.lanes)
+        else:
+            columns = Line(_own(c, "b"), n0, count)
+            pack_block(build, place, c.b, Line(c.k, k0, kc), columns, dst, d.b_row, d.tile.lanes)
+    return fn
 
 
 # ---- constants ----
@@ -478,6 +580,11 @@ class _Unit:
     scratch_a: Reg
     scratch_b: Reg
     scratch_c: Reg
+    shared: Reg
+    point: Index
+    column: Index  # batch point and block of columns
+    env_ptr: Reg
+    bufs: Reg
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -489,41 +596,49 @@ class _Matrix:
     step: Index
 
 
-def _emit_run(build: Builder, kernel: Kernel, d: Design, tiles: Tiles) -> None:
-    with build.function("run.0", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
+def _emit_run(build: Builder, kernel: Kernel, d: Design, phase: int, tiles: Tiles, block: Function | None) -> None:
+    with build.function(f"run.{phase}", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
         env_ptr, bufs, packed, scratch, task = fn.args
         env = _with_views(open_kernel(build, kernel, env_ptr, bufs), d.c)
         s = _split(build, env, d)
-        mine = build.offset(scratch, build.mul(task, d.slice_bytes // d.c.acc.bytes), d.typ)
         home = build.alloca(d.typ, d.tile.mr * d.tile.nr) if d.single else None
         first = build.udiv(build.mul(task, s.units), s.tasks)
         last = build.udiv(build.mul(build.add(task, 1), s.units), s.tasks)
         with build.loop(first, last, name="unit") as unit:
-            _run_unit(build, _open_unit(build, env, d, s, unit, packed, mine), d, tiles, home)
+            u = _open_unit(build, env, d, s, unit, (env_ptr, bufs, packed, scratch, task))
+            _run_unit(build, u, d, tiles, home, block)
 
 
-def _open_unit(build: Builder, env: Env, d: Design, s: _Split, unit: Reg, packed: Reg, mine: Reg) -> _Unit:
+def _open_unit(
+    build: Builder, env: Env, d: Design, s: _Split, unit: Reg, args: tuple[Reg, Reg, Reg, Reg, Reg]
+) -> _Unit:
+    env_ptr, bufs, packed, scratch, task = args
     c = d.c
-    rest = build.udiv(unit, s.mblocks)
-    point = build.udiv(rest, s.nblocks)
+    column = build.udiv(unit, s.mblocks)
+    point = build.udiv(column, s.nblocks)
     m0 = build.mul(build.umod(unit, s.mblocks), s.mc)
-    n0 = build.mul(build.umod(rest, s.nblocks), s.nc)
+    n0 = build.mul(build.umod(column, s.nblocks), s.nc)
     place = env.at(decode(build, env, c.batch, point))
+    mine = build.offset(scratch, build.mul(task, d.slice_bytes // c.acc.bytes), d.typ)
     sizes = [-(-n // 16) * 16 for n in (d.a_size, d.b_size)]
-    a_const = _const_base(build, place, d, "a", packed)
-    b_const = _const_base(build, place, d, "b", build.offset(packed, _packed_bytes(d, "a") // c.acc.bytes, d.typ))
+    packed_b = build.offset(packed, _packed_bytes(d, "a") // c.acc.bytes, d.typ)
     return _Unit(
-        place,
-        s,
-        m0,
-        build.imin(build.add(m0, s.mc), s.m),
-        n0,
-        build.imin(build.add(n0, s.nc), s.n),
-        a_const,
-        b_const,
-        mine,
-        build.offset(mine, sizes[0], d.typ),
-        build.offset(mine, sum(sizes), d.typ),
+        env=place,
+        split=s,
+        m0=m0,
+        m1=build.imin(build.add(m0, s.mc), s.m),
+        n0=n0,
+        n1=build.imin(build.add(n0, s.nc), s.n),
+        packed_a=_const_base(build, place, d, "a", packed),
+        packed_b=_const_base(build, place, d, "b", packed_b),
+        scratch_a=mine,
+        scratch_b=build.offset(mine, sizes[0], d.typ),
+        scratch_c=build.offset(mine, sum(sizes), d.typ),
+        shared=_shared_area(build, s, d, scratch),
+        point=point,
+        column=column,
+        env_ptr=env_ptr,
+        bufs=bufs,
     )
 
 
@@ -537,12 +652,12 @@ def _const_base(build: Builder, env: Env, d: Design, which: str, packed: Reg) ->
     return build.offset(packed, build.mul(flat, _packed_elements(d, which)), d.typ)
 
 
-def _run_unit(build: Builder, u: _Unit, d: Design, tiles: Tiles, home: Reg | None) -> None:
+def _run_unit(build: Builder, u: _Unit, d: Design, tiles: Tiles, home: Reg | None, block: Function | None) -> None:
     s = u.split
     with build.loop(0, s.kblocks, name="kb") as kb:
         k0 = build.mul(kb, s.kc)
         kc = build.imax(build.imin(build.sub(s.k, k0), s.kc), 0)
-        block_b = _block_b(build, u, d, k0, kc)
+        block_b = _block_b(build, u, d, kb, k0, kc, block)
         with build.loop(u.m0, u.m1, d.ms, name="ms") as s0:
             s1 = build.imin(build.add(s0, d.ms), u.m1)
             block_a = _block_a(build, u, d, k0, kc, s0, s1)
@@ -619,23 +734,25 @@ def _tile_a(build: Builder, d: Design, a: _Matrix, i: Index, s0: Index, k0: Inde
     return replace(a, base=_shift(build, d, a, build.sub(i, s0), 0))
 
 
-def _block_b(build: Builder, u: _Unit, d: Design, k0: Index, kc: Index) -> _Matrix:
+def _block_b(build: Builder, u: _Unit, d: Design, kb: Index, k0: Index, kc: Index, block: Function | None) -> _Matrix:
     c = d.c
     if d.b is Access.CONST:
         return _Matrix(u.packed_b, 1, d.tile.nr)
-    if d.b is Access.DIRECT:
+    if block is None:
         assert isinstance(c.b, Load)
         return _in_place(build, u.env, c.b, c.cols.axis, c.k[0])
-    count = build.sub(u.n1, u.n0)
-    if d.b is Access.TRANSPOSE:
-        assert isinstance(c.b, Load)
-        m = _in_place(build, u.env, c.b, c.cols.axis, c.k[0])
-        src = _shift(build, d, m, u.n0, k0)
-        pack_transposed(build, src, m.row, count, kc, u.scratch_b, d.b_row, c.acc, d.tile.lanes)
-    else:
-        columns = Line(_own(c, "b"), u.n0, count)
-        pack_block(build, u.env, c.b, Line(c.k, k0, kc), columns, u.scratch_b, d.b_row, d.tile.lanes)
-    return _Matrix(u.scratch_b, 1, d.b_row)
+    number = build.add(build.mul(u.column, u.split.kblocks), kb)
+    there = build.offset(u.shared, build.mul(number, d.block_size), d.typ)
+    if d.shared:
+        return _Matrix(there, 1, d.b_row)
+    args = [u.env_ptr, u.bufs, *(build.i64(x) for x in (u.point, u.n0, u.n1, k0, kc)), u.scratch_b]
+    if d.shared is False:
+        build.ir.call(block, args)
+        return _Matrix(u.scratch_b, 1, d.b_row)
+    assert not isinstance(u.split.shared, bool)
+    with build.if_then(build.ir.not_(u.split.shared)):
+        build.ir.call(block, args)
+    return _Matrix(build.ir.select(u.split.shared, there, u.scratch_b), 1, d.b_row)
 
 
 def _panel_b(build: Builder, u: _Unit, d: Design, b: _Matrix, j: Index, cols: Index, k0: Index, kc: Index) -> _Matrix:

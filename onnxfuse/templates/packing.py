@@ -205,27 +205,39 @@ def _copy_run(build: Builder, env: Env, copy: _Copy, x: Axis, x0: Index, length:
     lo, hi = _valid(build, env, copy, x0, length)
     base = build.add(emit_expr(build, env, copy.base), build.mul(x0, copy.step))
     src = build.offset(env.buffers[copy.load.source].ptr, base, typ)
-    b = build.ir
+    if copy.bounds or copy.fixed:
+        _masked_loop(build, src, dst, typ, lanes, copy.step, (0, length), (lo, hi))
+        return
     # A step of 2 reads one element more than it keeps: the last vector is left to the masked side.
-    spare = lanes if copy.step == 1 else lanes + 1
-    with build.loop(0, length, lanes, name="v") as v:
-        inside = b.and_(
-            b.icmp_signed(">=", v, build.i64(lo)), b.icmp_signed("<=", build.i64(build.add(v, spare)), build.i64(hi))
-        )
+    spare = 0 if copy.step == 1 else 1
+    whole = build.mul(build.udiv(build.imax(build.sub(length, spare), 0), lanes), lanes)
+    with build.loop(0, whole, lanes, name="v") as v:
         at = build.offset(src, build.mul(v, copy.step), typ)
-        out = build.offset(dst, v, typ)
-        with build.if_else(inside, likely=True) as (then, other):
-            with then:
-                build.store(_plain(build, at, typ, lanes, copy.step), out)
-            with other:
-                low, high = _relative(build, lo, v), _relative(build, hi, v)
-                build.store(_masked(build, at, typ, lanes, copy.step, low, high), out)
+        build.store(_plain(build, at, typ, lanes, copy.step), build.offset(dst, v, typ))
+    _masked_loop(build, src, dst, typ, lanes, copy.step, (whole, length), (lo, hi))
 
 
-def _relative(build: Builder, bound: Index, v: Reg) -> Reg:
-    """Bound - v as i32, clamped to what a vector can see."""
-    gap = build.imax(build.imin(build.sub(bound, v), 1 << 20), -(1 << 20))
-    return build.ir.trunc(build.i64(gap), I32)
+def _masked_loop(
+    build: Builder,
+    src: Reg,
+    dst: Reg,
+    typ: Type,
+    lanes: int,
+    step: int,
+    span: tuple[Index, Index],
+    valid: tuple[Index, Index],
+) -> None:
+    """Without branches: a mask per vector costs less than a mispredicted border."""
+    low, high = (build.splat(_clamped(build, x), lanes) for x in valid)
+    with build.loop(*span, lanes, name="v") as v:
+        at = build.offset(src, build.mul(v, step), typ)
+        place = build.splat(build.ir.trunc(v, I32), lanes)
+        build.store(_masked(build, at, typ, lanes, step, place, low, high), build.offset(dst, v, typ))
+
+
+def _clamped(build: Builder, x: Index) -> Reg:
+    """As i32; runs are far shorter than 2**30 elements."""
+    return build.ir.trunc(build.i64(build.imax(build.imin(x, 1 << 30), -(1 << 30))), I32)
 
 
 def _plain(build: Builder, at: Reg, typ: Type, lanes: int, step: int) -> Reg:
@@ -236,24 +248,23 @@ def _plain(build: Builder, at: Reg, typ: Type, lanes: int, step: int) -> Reg:
     return build.shuffle(low, high, [2 * k for k in range(lanes)])
 
 
-def _masked(build: Builder, at: Reg, typ: Type, lanes: int, step: int, low: Reg, high: Reg) -> Reg:
-    """Lanes low <= k < high; element k is `step * k` after `at`."""
+def _masked(build: Builder, at: Reg, typ: Type, lanes: int, step: int, place: Reg, low: Reg, high: Reg) -> Reg:
+    """Lanes k with low <= place + k < high; element k is `step * k` after `at`."""
     if step == 1:
-        return build.masked_load(at, typ, _within(build, list(range(lanes)), low, high))
-    none = 1 << 24  # elements between: never wanted
+        return build.masked_load(at, typ, _within(build, list(range(lanes)), place, low, high))
+    none = 1 << 30  # elements between: never wanted
     parts = []
     for half in range(step):
         first = half * lanes
         wanted = [(first + k) // step if (first + k) % step == 0 else none for k in range(lanes)]
-        parts.append(build.masked_load(build.offset(at, first, typ), typ, _within(build, wanted, low, high)))
+        parts.append(build.masked_load(build.offset(at, first, typ), typ, _within(build, wanted, place, low, high)))
     return build.shuffle(parts[0], parts[1], [2 * k for k in range(lanes)])
 
 
-def _within(build: Builder, positions: list[int], low: Reg, high: Reg) -> Reg:
-    n = len(positions)
-    at = build.gather_lanes([build.const(I32, p) for p in positions])
+def _within(build: Builder, positions: list[int], place: Reg, low: Reg, high: Reg) -> Reg:
     b = build.ir
-    return b.and_(b.icmp_signed(">=", at, build.splat(low, n)), b.icmp_signed("<", at, build.splat(high, n)))
+    at = b.add(place, build.gather_lanes([build.const(I32, p) for p in positions]))
+    return b.and_(b.icmp_signed(">=", at, low), b.icmp_signed("<", at, high))
 
 
 # ---- transposing ----
