@@ -233,7 +233,7 @@ def _body_text(root: Expr, names: Names | None, first: int = 0) -> tuple[list[tu
     uses: dict[int, int] = {}
     for e in order:
         tree[id(e)] = min(1 + sum(tree[id(c)] for c in children(e)), 1 << 60)
-        for c in dict.fromkeys(children(e)):
+        for c in children(e):
             uses[id(c)] = uses.get(id(c), 0) + 1
     big = tree[id(root)] > _LET_TREE
     size: dict[int, int] = {}
