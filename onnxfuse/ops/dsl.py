@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxfuse.errors import Unsupported
+from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, Operand, apply, as_expr, cast, i64, lit, load, where
 from onnxfuse.ir.graph import Value
@@ -141,6 +141,7 @@ class Loops:
     finish: Callable[..., Expr] | None = None
     acc: DType | None = None
     names: Sequence[str] = field(default=())  # axis names for printing, output axes then reduce axes
+    refusal: Refusal | None = None  # the shape is known, but no kernel may compute it
 
 
 # --- broadcasting --------------------------------------------------------------------------------------------------

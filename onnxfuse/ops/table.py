@@ -317,6 +317,9 @@ def _reduce(op: Op, refs: Sequence[Tensor | None], attrs: Mapping[str, Any]) -> 
 def lower_node(node: Node, facts: Facts) -> list[Compute]:
     """One Compute per present output of an atomic node (see ir/loops.py for what a Compute means)."""
     found = definitions(node, facts)
+    declined = next((d.refusal for d in found if d.refusal is not None), None)
+    if declined is not None:
+        raise Unsupported(declined.code, f"{node.op} node {node.name!r}", declined.why)
     return [_compute(node, out, loops) for out, loops in zip(node.outputs, found, strict=False) if out is not None]
 
 
@@ -366,7 +369,7 @@ def known_elements(node: Node, facts: Facts) -> list[Known | None]:
 
 def _evaluate(d: Loops, facts: Facts) -> Known | None:
     shape = tuple(as_dim(s) for s in d.shape)
-    if not all(isinstance(s, int) for s in shape) or not all(isinstance(r, int) for r in d.reduce):
+    if d.refusal is not None or not all(isinstance(s, int) for s in shape) or not all(isinstance(r, int) for r in d.reduce):
         return None
     sizes = [int(s) for s in shape]  # type: ignore[arg-type]
     spans = [int(r) for r in d.reduce]  # type: ignore[arg-type]

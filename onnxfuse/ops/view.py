@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onnxfuse.errors import Unsupported
+from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, apply, cast, i64, lit, where
 from onnxfuse.ir.simplify import as_dim, dim_expr, known, same, simplify
@@ -411,24 +411,25 @@ def _wrap(index: Expr, dim: Dim) -> Expr:
     return where(j < 0, j + dim_expr(dim), j)
 
 
-def _checked(data: Tensor, indices: Tensor, k: int) -> None:
+def _unchecked(data: Tensor, indices: Tensor, k: int) -> Refusal | None:
     """Run-time indices may be out of range, which onnxruntime reports; a kernel cannot. Known ones are checked here."""
     d = data.shape[k]
     if indices.known is None:
-        raise Unsupported("UN_DATA_DEPENDENT", "run-time indices are checked by the runtime")
-    values = [as_dim(cast(e, DType.I64)) for e in indices.known.flat]
-    for v in values:
-        if isinstance(v, int) and isinstance(d, int) and not -d <= v < d:
-            raise Unsupported("UN_SHAPE_MISMATCH", f"index {v} is out of range for extent {d}")
+        return Refusal("UN_DATA_DEPENDENT", "run-time indices are checked by the runtime")
+    for e in indices.known.flat:
+        v = as_dim(cast(e, DType.I64))
         if not isinstance(v, int) or not isinstance(d, int):
-            continue
+            return Refusal("UN_DATA_DEPENDENT", f"index {v} into extent {d} cannot be checked at compile time")
+        if not -d <= v < d:
+            raise Unsupported("UN_SHAPE_MISMATCH", f"index {v} is out of range for extent {d}")
+    return None
 
 
 @view
 def Gather(data, indices, *, axis=0):
     """Entries of an axis by index."""
     k = axis_of(axis, data.rank)
-    _checked(data, indices, k)
+    refusal = _unchecked(data, indices, k)
     q = indices.rank
     shape = [*data.shape[:k], *indices.shape, *data.shape[k + 1 :]]
 
@@ -436,19 +437,19 @@ def Gather(data, indices, *, axis=0):
         j = _wrap(indices[i[k : k + q]] if indices.immediate is None else indices.immediate, data.shape[k])
         return data[(*i[:k], j, *i[k + q :])]
 
-    return Loops(shape, body, data.dtype)
+    return Loops(shape, body, data.dtype, refusal=refusal)
 
 
 @view(since=11)
 def GatherElements(data, indices, *, axis=0):
     """Like numpy take_along_axis."""
     k = axis_of(axis, data.rank)
-    _checked(data, indices, k)
+    refusal = _unchecked(data, indices, k)
 
     def body(*i: Expr) -> Expr:
         return data[tuple(_wrap(indices[i], data.shape[k]) if n == k else e for n, e in enumerate(i))]
 
-    return Loops(indices.shape, body, data.dtype)
+    return Loops(indices.shape, body, data.dtype, refusal=refusal)
 
 
 # --- space and depth -----------------------------------------------------------------------------------------------

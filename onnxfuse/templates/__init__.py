@@ -7,4 +7,6 @@ from onnxfuse.templates.gemm import GEMM
 from onnxfuse.templates.rowwise import ROWWISE
 
 # In order of priority among equal costs; the general one last.
+GENERAL = ROWWISE  # takes every kernel; runs what others cannot
+
 TEMPLATES: tuple[Template, ...] = (GEMM, ROWWISE)

@@ -1,0 +1,91 @@
+"""The Python face of `onnxfuse optimize`: keyword arguments named like the flags. The argument is never mutated."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from onnxfuse.config import Config, FusionConfig, FusionMode, PrepareConfig, VerifyConfig
+from onnxfuse.frontend.load import ModelLike
+from onnxfuse.pipeline import Bundle
+from onnxfuse.pipeline import optimize as run
+from onnxfuse.trace import Trace
+from onnxfuse.verify.bundle import verify_bundle
+
+
+def optimize(
+    model: ModelLike,
+    *,
+    fusion_mode: FusionMode | str = FusionMode.FULL,
+    max_fusion_size: int | None = None,
+    target_cpu: str = "native",
+    verify: bool = True,
+    check: int = 1,
+    seed: int = 0,
+    rtol: float | None = None,
+    atol: float | None = None,
+    test_input_shape: Mapping[str, tuple[int, ...]] | None = None,
+    input_data: str | None = None,
+    overwrite_input_shape: Mapping[str, tuple[int | str, ...]] | None = None,
+    dim_param: Mapping[str, int] | None = None,
+    save_as_external_data: bool = False,
+    skip_optimization: frozenset[str] | set[str] = frozenset(),
+    skip_fusion_patterns: frozenset[str] | set[str] = frozenset(),
+    keep: frozenset[str] | set[str] = frozenset(),
+    strict: bool = False,
+    trace: Trace | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Bundle:
+    """Fuse a model and, by default, compare the result with onnxruntime on the original.
+
+    Args:
+        model: path, bytes, onnx.ModelProto or onnx_ir.Model.
+        fusion_mode: none, tvm, canfuse or full.
+        max_fusion_size: atomic nodes per group (default 64).
+        target_cpu: "native", or a name of TARGETS.
+        verify: compare with onnxruntime at ORT_DISABLE_ALL, with and without the library.
+        check: random input sets per sampled shape.
+        seed: of the random inputs.
+        rtol: relative tolerance; None = by element type.
+        atol: absolute tolerance; None = by element type.
+        test_input_shape: shapes of the check's inputs, by name.
+        input_data: .npz, directory or test_data_set_* to check with instead of random inputs.
+        overwrite_input_shape: fix input shapes, by name.
+        dim_param: fix symbolic dimensions, by name.
+        save_as_external_data: weights beside the model even below 2 GB.
+        skip_optimization: names of passes to leave out.
+        skip_fusion_patterns: rule codes to switch off.
+        keep: names of nodes that stay alone.
+        strict: fail where something cannot be compiled.
+        trace: hook that sees the result of every stage.
+        progress: called with the name of every stage as it starts.
+
+    Returns:
+        A Bundle: `.save(path)` writes path and the library beside it; `.model`, `.library`, `.partition`, `.plans`.
+
+    Raises:
+        UsageError: the model cannot be read. VerifyError: the numbers do not agree.
+    """
+    fusion = FusionConfig(
+        mode=FusionMode(fusion_mode),
+        max_nodes=FusionConfig().max_nodes if max_fusion_size is None else max_fusion_size,
+        skip=frozenset(skip_fusion_patterns),
+        keep=frozenset(keep),
+    )
+    shapes = dict(test_input_shape or {})
+    config = Config(
+        fusion=fusion,
+        prepare=PrepareConfig(skip=frozenset(skip_optimization)),
+        verify=VerifyConfig(verify, check, seed, rtol, atol, input_data=input_data, test_shapes=shapes),
+        target=target_cpu,
+        overwrite_input_shape=dict(overwrite_input_shape or {}),
+        dim_params=dict(dim_param or {}),
+        save_as_external_data=save_as_external_data,
+        strict=strict,
+    )
+    bundle = run(model, config, trace, progress)
+    if verify:
+        with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
+            verify_bundle(model, bundle, Path(folder), config)
+    return bundle

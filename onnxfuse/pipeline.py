@@ -1,0 +1,135 @@
+"""The driver: every stage, top to bottom, and nothing else. This is the only list of passes.
+
+model.onnx -> read -> prepare -> atomize -> lower -> fuse -> layout -> kernelize -> plan -> generate -> emit -> Bundle
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from typing import TypeVar
+
+import onnx
+
+from onnxfuse.codegen.generate import generate
+from onnxfuse.codegen.object import host_features
+from onnxfuse.config import Config
+from onnxfuse.emit.bundle import Written, write
+from onnxfuse.emit.model import Emission, emit
+from onnxfuse.frontend.atomize import atomize
+from onnxfuse.frontend.fold import Evaluate
+from onnxfuse.frontend.lower import lower
+from onnxfuse.frontend.prepare import prepare
+from onnxfuse.frontend.load import ModelLike
+from onnxfuse.frontend.read import read
+from onnxfuse.frontend.rewrite import Note
+from onnxfuse.fuse import fuse
+from onnxfuse.ir.graph import Graph
+from onnxfuse.ir.partition import Partition
+from onnxfuse.ir.plan import Library, Plans
+from onnxfuse.ir.text import IR
+from onnxfuse.schedule.kernelize import kernelize
+from onnxfuse.schedule.layout import layout
+from onnxfuse.schedule.plan import plan
+from onnxfuse.target import Target, by_name
+from onnxfuse.trace import Trace
+from onnxfuse.verify.evaluate import evaluate
+
+T = TypeVar("T")
+
+STAGES = ("read", "prepare", "atomize", "lower", "fuse", "layout", "kernelize", "plan", "generate", "emit")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """What `optimize` returns: the new model, its library, and how they came about.
+
+    library is None when nothing was compiled; `notes` are the simplifications that were refused, with codes.
+    """
+
+    emission: Emission
+    library: Library | None
+    partition: Partition
+    plans: Plans
+    notes: tuple[Note, ...]
+    save_as_external_data: bool = False
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The optimized model as one ModelProto (copies the weights; below 2 GB only: else use `save`)."""
+        return self.emission.proto()
+
+    def save(self, path: str | PathLike[str]) -> Written:
+        """Write `path` and, beside it, the library (`.so`), both or neither. Raises UsageError when it cannot."""
+        image = self.library.image if self.library is not None else None
+        return write(self.emission, image, path, external_data=self.save_as_external_data)
+
+
+def optimize(
+    model: ModelLike,
+    config: Config,
+    trace: Trace | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Bundle:
+    """Fuse a model. `model` is never mutated; `progress` hears the name of each stage as it starts.
+
+    Raises UsageError for a model that cannot be read, IRError for a bug of ours (with a note: which stage, how to get
+    there again).
+    """
+    trace = trace or Trace()
+    target = by_name(config.target, host_features())
+    stage = _Stages(trace, progress).run
+
+    source = stage(
+        "read",
+        lambda: read(model, overwrite_input_shape=config.overwrite_input_shape, dim_params=config.dim_params),
+        lambda made: made.graph,
+    )
+    # Before atomize: a folded constant lets formulas be decided, and BatchNormalization goes into weights whole.
+    prepared = stage(
+        "prepare",
+        lambda: prepare(source.graph, config.prepare, _evaluator(source.graph), source.hints),
+        lambda made: made.graph,
+    )
+    atomized = stage("atomize", lambda: atomize(prepared.typed), lambda made: made.graph)
+    loops = stage("lower", lambda: lower(atomized))
+    partition = stage("fuse", lambda: fuse(loops, config.fusion))
+    # Before kernelize: loops follow the memory order.
+    partition = stage("layout", lambda: layout(partition, target))
+    kernels = stage("kernelize", lambda: kernelize(partition), lambda made: made.partition)
+    plans = stage("plan", lambda: plan(kernels, target))
+    library = stage("generate", lambda: _library(plans, target, config))
+    plans = plans if library is None else library.plans
+    emission = stage(
+        "emit", lambda: emit(source, atomized, plans, library, mode=config.fusion.mode, target=target.name)
+    )
+    return Bundle(emission, library, plans.partition, plans, prepared.notes, config.save_as_external_data)
+
+
+def _evaluator(graph: Graph) -> Evaluate:
+    """onnxruntime folds the constants: it is the judge of what they are."""
+    return lambda node, arrays: evaluate(node, arrays, graph.opset, graph.imports)
+
+
+def _library(plans: Plans, target: Target, config: Config) -> Library | None:
+    """No kernels, no library: the model then runs everywhere as it is."""
+    if not plans.plans:
+        return None
+    library = generate(plans, target, keep_llvm=config.keep_llvm, strict=config.strict)
+    return library if library.plans.plans else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """Runs one stage: announce, run (errors get the stage as a note), hand to the trace."""
+
+    trace: Trace
+    progress: Callable[[str], None] | None
+
+    def run(self, name: str, make: Callable[[], T], view: Callable[[T], IR] | None = None) -> T:
+        if self.progress is not None:
+            self.progress(name)
+        with self.trace.stage(name):
+            made = make()
+            return self.trace(name, made, None if view is None else view(made))
