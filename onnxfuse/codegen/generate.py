@@ -74,7 +74,7 @@ def emit_module(plan: Plan, target: Target) -> Module:
     kernel = plan.kernel
     build = Builder(target, kernel.name)
     faults = emit_dims(build, kernel)
-    fast = plan.template.emit(build, kernel, plan.schedule, target)
+    fast = plan.template.emit(build, plan.code, plan.schedule, target)
     general = None
     if plan.general is not None:
         general = _emit_general(build, plan, target)
@@ -86,7 +86,7 @@ def _emit_general(build: Builder, plan: Plan, target: Target) -> Emitted:
     prefix = build.prefix
     build.prefix = f"{prefix}.{GENERAL}"
     try:
-        return plan.template.emit(build, plan.kernel, plan.general, target)
+        return plan.general.template.emit(build, plan.general.code, plan.general.schedule, target)
     finally:
         build.prefix = prefix
 

@@ -205,12 +205,12 @@ class _Worker:
 
     def __init__(self) -> None:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps([p or os.getcwd() for p in sys.path])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-        )
+        command = [sys.executable, "-c", _START, json.dumps([p or os.getcwd() for p in sys.path])]
+        try:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log)
+        except OSError:
+            self.log.close()
+            raise
 
     def run(self, job: _Job) -> Object:
         assert self.process.stdin is not None

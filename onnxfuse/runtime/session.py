@@ -15,12 +15,15 @@ from os import PathLike, fspath
 from pathlib import Path
 
 import onnxruntime as ort
+import onnxruntime.capi.onnxruntime_pybind11_state as errors
 
 from onnxfuse.codegen.abi import DIGEST_MARK
 from onnxfuse.errors import UsageError
 
 DIGEST_KEY = "onnxfuse.library_digest"  # metadata_props of the model
 SUFFIX = ".so"
+
+_ORT_ERRORS = (RuntimeError, errors.Fail, errors.InvalidArgument, errors.NotImplemented, errors.RuntimeException)
 
 # onnxruntime accepts each custom domain once per SessionOptions, and cannot be asked what was registered.
 _registered: weakref.WeakKeyDictionary[ort.SessionOptions, str] = weakref.WeakKeyDictionary()
@@ -157,6 +160,6 @@ def _register(options: ort.SessionOptions, library: Path) -> None:
         raise UsageError("E_OPTIONS", "these SessionOptions serve another onnxfuse model", why, "make new ones")
     try:
         options.register_custom_ops_library(path)
-    except RuntimeError as e:
+    except _ORT_ERRORS as e:
         raise UsageError("E_LIBRARY", f"onnxruntime does not take {library}", str(e)) from e
     _registered[options] = path

@@ -19,7 +19,7 @@ from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, DimCheck, Kernel, Stage, Store
 from onnxfuse.ir.loops import Axis, LoopGraph
 from onnxfuse.ir.partition import Partition
-from onnxfuse.ir.plan import Emitted, Library, Plan, Plans, Schedule
+from onnxfuse.ir.plan import Call, Emitted, Library, Plan, Plans, Schedule
 from onnxfuse.ir.types import Dim, TensorType, tensor
 from onnxfuse.target import Target, by_name
 
@@ -155,11 +155,14 @@ def pointwise(
 def plans_of(*plans: Plan) -> Plans:
     loops = LoopGraph("tiny", (), (), ())
     partition = Partition(loops, (), (), ())
-    return Plans(partition, plans, {i: p.kernel for i, p in enumerate(plans)})
+    calls = {i: Call(p.kernel, p.kernel.inputs, p.kernel.outputs, f"node{i}") for i, p in enumerate(plans)}
+    return Plans(partition, plans, calls)
 
 
 def plan_of(kernel: Kernel, schedule: Schedule | None = None, general: Schedule | None = None, template=None) -> Plan:
-    return Plan(kernel, schedule or Schedule("scalar"), template or Scalar(), general)
+    template = template or Scalar()
+    other = None if general is None else Plan(kernel, general, template)
+    return Plan(kernel, schedule or Schedule("scalar"), template, other)
 
 
 # ---- models ----

@@ -1,0 +1,110 @@
+"""One kernel on numpy arrays: right results, refusals, and every kind of overrun noticed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from llvmlite import ir
+
+from onnxfuse.codegen.build import I8, VOID, Builder
+from onnxfuse.errors import CompileError, IRError, UsageError
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import apply, cast, sym
+from onnxfuse.ir.kernel import Kernel
+from onnxfuse.ir.plan import Emitted, Schedule
+from onnxfuse.runtime.jit import jit, run_kernel
+from onnxfuse.target import Target
+from tests.codegen.tiny import Broken, Scalar, native, plan_of, pointwise, value
+
+N = sym("N")
+
+
+def double(dtype: DType = DType.F32, consts: bool = False):
+    x, y, z = value("x", dtype, N, 4), value("y", dtype, 4), value("z", dtype, N, 4)
+    return pointwise("double", [x, y], z, lambda a, b: apply("add", a, b), consts=[y] if consts else ())
+
+
+def feeds(n: int = 5) -> list[np.ndarray]:
+    return [np.arange(n * 4, dtype=np.float32).reshape(n, 4), np.arange(4, dtype=np.float32)]
+
+
+def test_results_do_not_depend_on_task_order_or_alignment():
+    kernel = jit(plan_of(double(consts=True), Schedule("scalar", pack=("y",), grain=64, unroll=2)), native())
+    x, y = feeds(9)
+    wanted = kernel([x, y])[0]
+    np.testing.assert_array_equal(wanted, x + y)
+    for seed, shift in ((1, 0), (2, 4), (3, 20)):
+        np.testing.assert_array_equal(kernel([x, y], seed=seed, shift=shift)[0], wanted)
+
+
+def test_no_elements():
+    out = run_kernel(plan_of(double()), [np.zeros((0, 4), np.float32), np.zeros(4, np.float32)], native())
+    assert out[0].shape == (0, 4)
+
+
+def test_bfloat16_passes():
+    x, z = value("x", DType.BF16, N), value("z", DType.BF16, N)
+    kernel = pointwise("half", [x], z, lambda a: cast(cast(a, DType.F32) * 2.0, DType.BF16))
+    data = np.array([1, -0.5, 3e38], np.float32).astype(DType.BF16.numpy)
+    (out,) = run_kernel(plan_of(kernel), [data], native())
+    assert out.dtype == DType.BF16.numpy
+    np.testing.assert_array_equal(out.astype(np.float32)[:2], [2, -1])
+    assert np.isinf(out.astype(np.float32)[2])
+
+
+def test_not_contiguous_input():
+    x, y = feeds(4)
+    (out,) = run_kernel(plan_of(double()), [x.T.copy().T, y], native())
+    np.testing.assert_array_equal(out, x + y)
+
+
+def test_wrong_shape_has_the_message_of_the_library():
+    with pytest.raises(UsageError, match=r"input 1 \(y\) axis 0: expected 4, got 3"):
+        run_kernel(plan_of(double()), [feeds()[0], np.zeros(3, np.float32)], native())
+
+
+def test_wrong_dtype_and_rank():
+    x, y = feeds()
+    with pytest.raises(UsageError, match="float64"):
+        run_kernel(plan_of(double()), [x.astype(np.float64), y], native())
+    with pytest.raises(UsageError, match="rank 1"):
+        run_kernel(plan_of(double()), [x[0], y], native())
+
+
+def test_template_that_fails():
+    with pytest.raises(CompileError, match="never works"):
+        jit(plan_of(double(), template=Broken("emit")), native())
+
+
+class Overrun(Scalar):
+    """Writes one byte at an offset from a buffer."""
+
+    def __init__(self, which: str, offset: int) -> None:
+        self.which, self.offset = which, offset
+
+    def emit(self, build: Builder, kernel: Kernel, schedule: Schedule, target: Target) -> Emitted:
+        out = super().emit(build, kernel, schedule, target)
+        run = build.module.globals[f"{build.prefix}.run.0"]
+        pointer = run.args[1].type
+        build.prefix += ".extra"
+        with build.function("run", VOID, [a.type for a in run.args]) as fn:
+            pointers = {"scratch": fn.args[3], "packed": fn.args[2]}
+            for k, v in enumerate((*kernel.inputs, *kernel.outputs)):
+                pointers[v.name] = build.load(build.offset(fn.args[1], k, pointer), pointer)
+            build.store(build.const(I8, 0), build.offset(pointers[self.which], self.offset, I8))
+        build.prefix = build.prefix.removesuffix(".extra")
+        at_start = ir.IRBuilder()
+        at_start.position_at_start(run.entry_basic_block)
+        at_start.call(fn, list(run.args))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("which", "offset"),
+    [("z", 80), ("z", 335), ("z", -1), ("x", 80), ("x", 3), ("scratch", 320), ("scratch", -7), ("packed", 16)],
+)
+def test_overrun_is_noticed(which, offset):
+    schedule = Schedule("scalar", pack=("y",), grain=64)
+    kernel = jit(plan_of(double(consts=True), schedule, template=Overrun(which, offset)), native())
+    with pytest.raises(IRError, match="IR_OVERRUN"):
+        kernel([np.ones((5, 4), np.float32), np.ones(4, np.float32)])
