@@ -40,6 +40,7 @@ MIN_WORK = 8 * 1024  # products below which plain loops win (FUSION.md 3.4.7)
 TASK_WORK = 1 << 19  # products worth a task: about 10 us
 MAX_TASKS = 16  # bounds the scratch: each task has its own slice
 SPREAD = 8  # units wanted before rows are split for the sake of parallelism
+UNROLL_COST = 12  # cost of an epilogue that is still unrolled over the rows of a tile
 UNKNOWN = 128  # guess of a run-time extent, for the cost model only
 ACCUMULATORS = frozenset({DType.F32, DType.F64, DType.I32, DType.U32})
 
@@ -210,7 +211,7 @@ def _unfit(c: Contraction) -> Refusal | None:
 
 
 def _design(c: Contraction, kernel: Kernel, target: Target) -> Design:
-    tile = tile_for(target, c.acc)
+    tile = tile_for(target, c.acc, c.rows.extent, c.cols.extent)
     a, b = _access_a(c, kernel), _access_b(c, kernel)
     kc = 256 * 4 // c.acc.bytes
     in_place = b in (Access.CONST, Access.DIRECT)
@@ -846,14 +847,36 @@ def _epilogue(build: Builder, u: _Unit, d: Design, i: Index, rows: Index, j: Ind
         for s in c.stores:
             emit_store(build, here, s.target, s.index, s.value)
 
-    with build.loop(0, rows, name="r") as r:
-        row = u.env if c.rows.axis is None else u.env.at({c.rows.axis: build.i64(build.add(i, r))})
-        line = build.offset(at, build.mul(r, tile.nr), d.typ)
-        whole = build.ir.icmp_signed("==", build.i64(cols), build.i64(tile.nr))
-        with build.if_else(whole, likely=True) as (then, other):
-            with then:
-                for v in range(tile.nv):
-                    vector(row, line, v * tile.lanes, None)
-            with other, build.loop(0, cols, tile.lanes, name="v") as v:
-                mask = build.tail_mask(build.sub(cols, v), tile.lanes) if tile.lanes > 1 else None
-                vector(row, line, v, mask)
+    def row(r: Index) -> tuple[Env, Reg]:
+        place = u.env.at() if c.rows.axis is None else u.env.at({c.rows.axis: build.i64(build.add(i, r))})
+        return place, build.offset(at, build.mul(r, tile.nr), d.typ)
+
+    def whole_row(r: Index) -> None:
+        place, line = row(r)
+        for v in range(tile.nv):
+            vector(place, line, v * tile.lanes, None)
+
+    wide = build.ir.icmp_signed("==", build.i64(cols), build.i64(tile.nr))
+    with build.if_else(wide, likely=True) as (then, other):
+        with then:
+            _each_row(build, d, rows, whole_row)
+        with other, build.loop(0, rows, name="r") as r, build.loop(0, cols, tile.lanes, name="v") as v:
+            place, line = row(r)
+            mask = build.tail_mask(build.sub(cols, v), tile.lanes) if tile.lanes > 1 else None
+            vector(place, line, v, mask)
+
+
+def _each_row(build: Builder, d: Design, rows: Index, emit: Callable[[Index], None]) -> None:
+    """All rows of a tile: straight-line code for a full tile if the epilogue is short, else a loop."""
+    cost = sum(e.prim.cost for e in walk(d.c.finish, *(s.value for s in d.c.stores)) if isinstance(e, Apply))
+    if cost > UNROLL_COST:
+        with build.loop(0, rows, name="r") as r:
+            emit(r)
+        return
+    full = build.ir.icmp_signed("==", build.i64(rows), build.i64(d.tile.mr))
+    with build.if_else(full, likely=True) as (then, other):
+        with then:
+            for k in range(d.tile.mr):
+                emit(k)
+        with other, build.loop(0, rows, name="r") as r:
+            emit(r)

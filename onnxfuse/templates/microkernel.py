@@ -17,7 +17,10 @@ from dataclasses import dataclass
 
 from onnxfuse.codegen.build import I1, I64, PTR, VOID, Builder, Function, Index, Reg, reg_type, vec
 from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.types import Dim
 from onnxfuse.target import Target
+
+MANY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,18 @@ class Strides:
     b_stride: int | None
 
 
-def tile_for(target: Target, dtype: DType) -> Tile:
-    """The tile that fills the vector registers: 6x2 with 16 registers, 14x2 with 32."""
+def tile_for(target: Target, dtype: DType, rows: Dim = MANY, cols: Dim = MANY) -> Tile:
+    """The tile that fills the vector registers: 6x2 with 16 registers, 14x2 with 32.
+
+    A product of few rows, known beforehand, is bound by reading b: wider tiles read longer runs of it.
+    """
     lanes = target.lanes(dtype.bytes)
     nv = 2 if lanes > 1 else 1
     mr = max(1, min(14, (target.vector_regs - nv - 1) // nv // 2 * 2))
+    if isinstance(rows, int) and 0 < rows <= 4 and lanes > 1:
+        mr, nv = rows, min(8, 8 if rows == 1 else (target.vector_regs - 1) // (rows + 1))
+    if isinstance(cols, int):
+        nv = max(1, min(nv, -(-cols // lanes)))
     return Tile(mr, nv, lanes, dtype)
 
 
