@@ -19,9 +19,9 @@ from onnxfuse.emit.bundle import Written, write
 from onnxfuse.emit.model import Emission, emit
 from onnxfuse.frontend.atomize import atomize
 from onnxfuse.frontend.fold import Evaluate
+from onnxfuse.frontend.load import ModelLike
 from onnxfuse.frontend.lower import lower
 from onnxfuse.frontend.prepare import prepare
-from onnxfuse.frontend.load import ModelLike
 from onnxfuse.frontend.read import read
 from onnxfuse.frontend.rewrite import Note
 from onnxfuse.fuse import fuse
@@ -108,7 +108,7 @@ def optimize(
 
 
 def _evaluator(graph: Graph) -> Evaluate:
-    """onnxruntime folds the constants: it is the judge of what they are."""
+    """The judge folds the constants: what onnxruntime says they are."""
     return lambda node, arrays: evaluate(node, arrays, graph.opset, graph.imports)
 
 

@@ -369,7 +369,7 @@ def known_elements(node: Node, facts: Facts) -> list[Known | None]:
 
 def _evaluate(d: Loops, facts: Facts) -> Known | None:
     shape = tuple(as_dim(s) for s in d.shape)
-    if d.refusal is not None or not all(isinstance(s, int) for s in shape) or not all(isinstance(r, int) for r in d.reduce):
+    if d.refusal is not None or not all(isinstance(s, int) for s in (*shape, *d.reduce)):
         return None
     sizes = [int(s) for s in shape]  # type: ignore[arg-type]
     spans = [int(r) for r in d.reduce]  # type: ignore[arg-type]

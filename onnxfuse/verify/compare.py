@@ -154,11 +154,15 @@ def _badness(out: OutputReport) -> tuple[bool, bool, int, float]:
 
 
 def default_tolerance(dtype: np.dtype) -> Tolerance:
-    """What two correct implementations may differ by."""
+    """What two correct implementations may differ by.
+
+    The absolute floor (8 eps) is for outputs that are saturated: onnxruntime's own sigmoid and tanh clamp their argument,
+    so the tail of a function with values around 1 is only good to an eps of 1.
+    """
     if dtype == np.float32:
-        return Tolerance(1e-4, 1e-5)
+        return Tolerance(1e-4, 1e-5, 1e-6)
     if dtype == np.float64:
-        return Tolerance(1e-10, 1e-12)
+        return Tolerance(1e-10, 1e-12, 2e-15)
     if dtype.kind == "c":
         return Tolerance(1e-4, 1e-5)
     if dtype == np.float16 or is_small_float(dtype):
