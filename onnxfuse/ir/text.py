@@ -125,13 +125,15 @@ def _value_text(name: str) -> str:
 class Names:
     """Printed names of values and axes; made per printed object, so that clashes get `.1`.
 
-    With `canonical`, names are numbers in order of appearance: the form `same` compares.
+    With `canonical`, names are numbers in order of appearance: the form `same` compares. Without `data`, constants
+    print as `#0` and are not read.
     """
 
-    __slots__ = ("axes", "canonical", "taken", "values")
+    __slots__ = ("axes", "canonical", "data", "taken", "values")
 
-    def __init__(self, canonical: bool = False) -> None:
+    def __init__(self, canonical: bool = False, data: bool = True) -> None:
         self.canonical = canonical
+        self.data = data
         self.values: dict[Value, str] = {}
         self.axes: dict[Axis, str] = {}
         self.taken: set[str] = set()
@@ -215,13 +217,13 @@ def _node_text(e: Expr, parts: Sequence[str], precs: Sequence[int], names: Names
 def _apply_text(e: Apply, parts: Sequence[str], precs: Sequence[int]) -> str:
     name = e.prim.name
     precs = [0 if p.startswith("let ") else q for p, q in zip(parts, precs, strict=True)]
-    if name in _INFIX:
+    if name in _INFIX and len(parts) == 2:
         sign, prec = _INFIX[name]
         strict_left = prec == 3  # comparisons do not chain
         left = f"({parts[0]})" if precs[0] < prec or (strict_left and precs[0] == prec) else parts[0]
         right = f"({parts[1]})" if precs[1] <= prec else parts[1]
         return f"{left} {sign} {right}"
-    if name == "neg" and not isinstance(e.args[0], Lit):
+    if name == "neg" and len(parts) == 1 and not isinstance(e.args[0], Lit):
         return f"-({parts[0]})" if precs[0] <= _UNARY else f"-{parts[0]}"
     return f"{e.dtype if name == 'cast' else name}({', '.join(parts)})"
 
@@ -302,7 +304,9 @@ def digest(array: np.ndarray) -> str:
     return h.hexdigest()
 
 
-def _data(const: Constant) -> str:
+def _data(const: Constant, names: Names) -> str:
+    if not names.data:
+        return "#0"
     known = getattr(const, "digest", None)
     if isinstance(known, str):
         return f"#{known}"
@@ -332,7 +336,7 @@ def _scalar(x: float | int | bool, dtype: DType) -> str:
 
 def _consts(consts: Mapping[Value, Constant], names: Names) -> Iterator[Line]:
     for v, c in consts.items():
-        yield v, f"  const {_typed(v, names)} = {_data(c)}"
+        yield v, f"  const {_typed(v, names)} = {_data(c, names)}"
 
 
 # -- Graph -----------------------------------------------------------------------------------------------------------
@@ -380,7 +384,7 @@ def _graph(g: Graph, names: Names) -> Iterator[Line]:
     imports = ", ".join(f"{quote(k)}: {n}" for k, n in sorted(g.imports.items()))
     tail = f" imports {{{imports}}}" if imports else ""
     body: list[Line] = list(_consts(g.consts, names))
-    body += [(v, f"  default {names.value(v)} = {_data(c)}") for v, c in g.defaults.items()]
+    body += [(v, f"  default {names.value(v)} = {_data(c, names)}") for v, c in g.defaults.items()]
     body += [(n, f"  {_node(n, names)}") for n in g.nodes]
     outs = _list(g.outputs, names)
     yield g, f"graph {_title(g.name, names)}({ins}) -> ({outs}) opset {g.opset}{tail} {{"
@@ -542,9 +546,9 @@ def _kernels(x: Kernels | Plans, canonical: bool) -> Iterator[Line]:
 # -- the public part -------------------------------------------------------------------------------------------------
 
 
-def lines(ir: IR, canonical: bool = False) -> Iterator[Line]:
+def lines(ir: IR, canonical: bool = False, data: bool = True) -> Iterator[Line]:
     """The printed form, line by line, each with the item it shows."""
-    names = Names(canonical)
+    names = Names(canonical, data)
     match ir:
         case Graph():
             return _graph(ir, names)
@@ -588,7 +592,7 @@ def same(a: IR, b: IR) -> bool:
 
 def context(ir: IR, item: object, around: int = 5) -> str:
     """The printed lines around an item, the item's own marked with `>`."""
-    printed = list(lines(ir))
+    printed = list(lines(ir, data=False))
     at = next((k for k, (x, _) in enumerate(printed) if x is item), 0)
     window = range(max(0, at - around), min(len(printed), at + around + 1))
     return "\n".join(f"{'>' if printed[k][0] is item else ' '} {printed[k][1]}" for k in window)
