@@ -38,14 +38,18 @@ def fold(graph: Graph, facts: Facts, growth: int, evaluate: Evaluate) -> tuple[G
     notes: list[Note] = []
     for node in graph.nodes:
         node = _reading(node, swap)
+        inputs = _constant_inputs(node, consts)
+        if inputs is not None and _traps(node, inputs, consts):
+            notes.append(Note(node.name, "FOLD_DIVISOR", f"{node.op}: integer division by zero, or MIN / -1"))
+            kept.append(node)
+            continue
         made = _from_facts(node, facts)
         if made is None:
-            arrays = _constant_inputs(node, consts)
-            if arrays is None:
+            if inputs is None:
                 kept.append(node)
                 continue
             freed = sum(consts[v].nbytes for v in dict.fromkeys(node.reads) if uses.get(v) == 1 and v not in outputs)
-            made = _computed(node, arrays, consts, freed + growth, evaluate, notes)
+            made = _computed(node, inputs, consts, freed + growth, evaluate, notes)
         if made is None:
             kept.append(node)
             continue
@@ -115,9 +119,6 @@ def _computed(
         notes.append(Note(node.name, "FOLD_GROWTH", f"{node.op}: result {size} bytes > {allowed} allowed"))
         return None
     arrays = [None if v is None else consts[v].numpy() for v in inputs]
-    if _traps(node, arrays):
-        notes.append(Note(node.name, "FOLD_DIVISOR", f"{node.op}: integer division by zero, or MIN / -1"))
-        return None
     made = evaluate(node, arrays)
     if made is None or len(made) != len(node.results):
         notes.append(Note(node.name, "FOLD_EVALUATE", f"{node.op}: onnxruntime did not compute it"))
@@ -129,12 +130,15 @@ def _computed(
     return made
 
 
-def _traps(node: Node, arrays: Sequence[np.ndarray | None]) -> bool:
+def _traps(node: Node, inputs: Sequence[Value | None], consts: Mapping[Value, Constant]) -> bool:
     """Integer division the machine traps on, or whose result the standard leaves open."""
-    if node.op.name not in ("Div", "Mod") or len(arrays) != 2:
+    if node.op.name not in ("Div", "Mod") or len(inputs) != 2 or inputs[0] is None or inputs[1] is None:
         return False
-    a, b = arrays
-    if a is None or b is None or b.dtype.kind not in "iu":
+    divisor = inputs[1].type
+    if divisor is not None and divisor.dtype.is_float:
+        return False
+    a, b = consts[inputs[0]].numpy(), consts[inputs[1]].numpy()
+    if b.dtype.kind not in "iu":
         return False
     smallest = a.dtype.kind == "i" and bool((a == np.iinfo(a.dtype).min).any())
     return bool((b == 0).any()) or (smallest and bool((b == -1).any()))

@@ -13,7 +13,7 @@ import onnx_ir
 from onnx import checker, defs, shape_inference
 
 from onnxfuse.errors import UsageError
-from onnxfuse.frontend.protos import all_graphs, domain_of, dtype_of, subgraphs
+from onnxfuse.frontend.protos import all_graphs, domain_of, dtype_of, imports_of, subgraphs
 from onnxfuse.ir.expr import sym
 from onnxfuse.ir.graph import fresh_name
 from onnxfuse.ir.types import Dim, TensorType, tensor
@@ -73,11 +73,20 @@ def check(small: onnx.ModelProto) -> None:
 
 
 def _forgive(model: onnx.ModelProto) -> None:
+    imports = imports_of(model.opset_import)
+    fitting = [f for f in model.functions if all(imports.get(d, v) == v for d, v in imports_of(f.opset_import).items())]
+    if len(fitting) < len(model.functions):  # bodies of another opset: the runtime reads them in the model's
+        kept = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in fitting]
+        del model.functions[:]
+        model.functions.extend(kept)
     moved = False
     for graph in all_graphs(model.graph):
         for out in graph.output:
             if not out.HasField("type"):
                 out.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        for info in (*graph.input, *graph.output):
+            if info.type.HasField("tensor_type"):
+                info.type.tensor_type.shape.SetInParent()  # an unknown rank is fine
         for node in graph.node:
             if is_runtime_op(node, model):
                 node.domain, moved = ELSEWHERE, True
