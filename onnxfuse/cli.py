@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +27,7 @@ from onnxfuse.config import Config, FusionConfig, FusionMode, PrepareConfig, Ver
 from onnxfuse.errors import OnnxfuseError, UsageError, VerifyError
 
 if TYPE_CHECKING:
+    from onnxfuse.emit.bundle import Written
     from onnxfuse.inspection import Inspection
     from onnxfuse.ir.plan import Plans
     from onnxfuse.pipeline import Bundle
@@ -199,68 +200,49 @@ def optimize(
     if output is not None:
         check_output(output, model)
     progress = _Progress(verbose)
-    bundle = pipeline.optimize(model, config, _trace(model, progress), progress)
-    reports: tuple[Report, ...] = ()
-    with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
+    with progress:
+        bundle = pipeline.optimize(model, config, _trace(model, progress), progress.starts)
+        reports: tuple[Report, ...] = ()
         if verify:
-            progress("verify")
-            reports = _verify_bundle(model, bundle, Path(folder), config, custom_op_library or (), seconds=progress)
-        written = _write(bundle, output, progress) if output is not None and not dry_run else None
-    progress.done()
+            with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder, progress.step("verify"):
+                reports = _verify_result(model, bundle, Path(folder), config, custom_op_library or ())
+        written = None
+        if output is not None and not dry_run:
+            with progress.step("write"):
+                written = bundle.save(output)
     _print_result(model, bundle, written, reports, json)
 
 
-def _verify_bundle(
-    model: Path,
-    bundle: Bundle,
-    folder: Path,
-    config: Config,
-    custom_op_libraries: Sequence[Path],
-    seconds: Callable[[str], None],
+def _verify_result(
+    model: Path, bundle: Bundle, folder: Path, config: Config, custom_op_libraries: Sequence[Path]
 ) -> tuple[Report, ...]:
-    """Save to a private folder and compare there, without and with the library. Raises VerifyError."""
-    from onnxfuse.verify.compare import compare_many
+    """Compare in a private folder; a mismatch is shown before it is raised."""
+    from onnxfuse.verify.bundle import MismatchError, verify_bundle
 
-    saved = folder / "model.onnx"
-    bundle.save(saved)
-    library = saved.with_suffix(".so")
-    libraries = [None, library] if library.exists() else [None]
-    reports = compare_many(
-        model, saved, libraries, config=config.verify, custom_op_libraries=custom_op_libraries, threads=0
-    )
-    narrowed = reports[0].narrowed if not config.overwrite_input_shape and not config.dim_params else ()
-    if all(r.ok for r in reports) and not narrowed:
-        return reports
-    from onnxfuse import report
+    try:
+        return verify_bundle(model, bundle, folder, config, custom_op_libraries)
+    except MismatchError as exc:
+        from onnxfuse import report
 
-    report.show(*(report.comparison(r) for r in reports if not r.ok), stderr=True)
-    reasons = [r.summary() for r in reports if not r.ok] + [f"fixed dimensions: {n}" for n in narrowed]
-    raise VerifyError(
-        "E_MISMATCH",
-        f"the optimized {str(model)!r} does not agree with the original; nothing was written",
-        "; ".join(reasons),
-        "this is a bug in onnxfuse, or tolerances too tight for this model: see --rtol, --atol, --allow-mismatches",
-    )
+        report.show(*(report.comparison(r) for r in exc.reports if not r.ok), stderr=True)
+        raise
 
 
-def _write(bundle: Bundle, output: Path, progress: Callable[[str], None]) -> Path:
-    progress("write")
-    bundle.save(output)
-    return output
-
-
-def _print_result(model: Path, bundle: Bundle, written: Path | None, reports: tuple[Report, ...], json: bool) -> None:
+def _print_result(
+    model: Path, bundle: Bundle, written: Written | None, reports: tuple[Report, ...], json: bool
+) -> None:
     from onnxfuse.inspection import inspect as inspect_partition
     from onnxfuse.verify.facts import facts
 
-    before, after = facts(model), facts(written or bundle.model)
+    before = facts(model)
+    after = facts(bundle.emission.model if written is None else written.model)
     found = inspect_partition(bundle.partition, bundle.plans)
     library = len(bundle.library.image) if bundle.library is not None else None
     if json:
         _print_json(
             {
                 "model": str(model),
-                "output": str(written) if written is not None else None,
+                "output": str(written.model) if written is not None else None,
                 "ops": {"before": before.ops, "after": after.ops},
                 "bytes_on_disk": {"before": before.bytes, "after": after.bytes, "library": library},
                 "verified": [r.json() for r in reports],
@@ -276,8 +258,8 @@ def _print_result(model: Path, bundle: Bundle, written: Path | None, reports: tu
         print(r.summary())
     if written is None:
         print("nothing written (--dry-run)")
-    else:
-        print(f"wrote {written}" + (f" and {written.with_suffix('.so')}" if library is not None else ""))
+        return
+    print("wrote " + ", ".join(str(f) for f in (written.model, written.library, written.data) if f is not None))
 
 
 @app.command(
@@ -440,11 +422,11 @@ def _inspect_input(model: Path, config: Config, compile_: bool, progress: _Progr
     trace = _trace(model, progress)
     if not compile_:
         trace.stop_after = "plan"
-    try:
-        plans = pipeline.optimize(model, config, trace, progress).plans
-    except Stopped as stopped:
-        plans = _plans(stopped.result)
-    progress.done()
+    with progress:
+        try:
+            plans = pipeline.optimize(model, config, trace, progress.starts).plans
+        except Stopped as stopped:
+            plans = _plans(stopped.result)
     return inspect_partition(plans.partition, plans)
 
 
@@ -777,24 +759,38 @@ class _Progress:
     def __init__(self, verbose: bool) -> None:
         self.verbose = verbose
         self.live = sys.stderr.isatty() and not verbose
-        self.start = time.perf_counter()
+        self.begin = time.perf_counter()
 
-    def __call__(self, stage: str, seconds: float | None = None) -> None:
-        if self.verbose:
-            took = "" if seconds is None else f" {seconds:.2f} s"
-            print(f"{stage}{took}", file=sys.stderr)
-        elif self.live:
-            print(f"\r\x1b[K{stage} ({time.perf_counter() - self.start:.0f} s)", end="", file=sys.stderr, flush=True)
+    def __enter__(self) -> None:
+        """Nothing to show yet."""
 
-    def done(self) -> None:
+    def __exit__(self, *_: object) -> None:
+        """Leave a clean line to whatever is printed next, errors included."""
         if self.live:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def starts(self, stage: str) -> None:
+        if self.live:
+            passed = time.perf_counter() - self.begin
+            print(f"\r\x1b[K{stage} ({passed:.0f} s)", end="", file=sys.stderr, flush=True)
+
+    def ends(self, stage: str, seconds: float) -> None:
+        if self.verbose:
+            print(f"{stage:<10} {seconds:8.3f} s", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def step(self, stage: str) -> Iterator[None]:
+        """A stage that the pipeline does not know."""
+        self.starts(stage)
+        start = time.perf_counter()
+        yield
+        self.ends(stage, time.perf_counter() - start)
 
 
 def _trace(model: Path, progress: _Progress) -> Trace:
     from onnxfuse.trace import Trace
 
-    return Trace(progress=progress, reproduce=_reproduce(model))
+    return Trace(progress=progress.ends, reproduce=_reproduce(model))
 
 
 def _reproduce(model: Path) -> str:

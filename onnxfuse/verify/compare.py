@@ -2,13 +2,17 @@
 
 The reference runs at ORT_DISABLE_ALL. An element agrees when
 
-    |candidate - reference| <= rtol * |reference| + atol,    atol = scale_tol * max |reference| over the output
+    |candidate - reference| <= rtol * |reference| + max(scale * max |reference| over the output, atol)
 
 Sums are reassociated (blocked, vectorised, fused multiply-add), so what a deep net loses is relative to the size of its
-values, not to each value: hence the part that scales with the output. There is no absolute floor: outputs of size 1e-30
-are checked like outputs of size 1 (only an all-zero reference gets `scale_tol` itself). Defaults by dtype:
+values, not to each value: hence the part that scales with the output (with 1 where the whole reference is zero). The
+floor `atol` is a few eps of 1. Defaults by dtype:
 
-    f64 1e-10 + 1e-12 max    f32 1e-4 + 1e-5 max    f16, bf16, f8: 8 eps + 8 eps max    integers, bool, strings: equal
+    dtype             rtol     scale    atol
+    f32               1e-4     1e-5     1e-6
+    f64               1e-10    1e-12    2e-15
+    f16, bf16, f8     8 eps    8 eps    0
+    integers, bool, strings: equal
 
 NaN agrees with NaN in the same place only, an infinity with the same infinity only. +0 and -0 agree and are counted.
 Integers and bools that hang on a float comparison can flip by one rounding: every flip is counted, and fails unless
@@ -156,8 +160,8 @@ def _badness(out: OutputReport) -> tuple[bool, bool, int, float]:
 def default_tolerance(dtype: np.dtype) -> Tolerance:
     """What two correct implementations may differ by.
 
-    The absolute floor (8 eps) is for outputs that are saturated: onnxruntime's own sigmoid and tanh clamp their argument,
-    so the tail of a function with values around 1 is only good to an eps of 1.
+    The absolute floor (8 eps) is for outputs that are saturated: onnxruntime's own sigmoid and tanh clamp their
+    argument, so the tail of a function with values around 1 is only good to an eps of 1.
     """
     if dtype == np.float32:
         return Tolerance(1e-4, 1e-5, 1e-6)

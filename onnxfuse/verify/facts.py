@@ -53,12 +53,12 @@ def facts(source: Source) -> ModelFacts:
     return ModelFacts(dict(ops), dict(function_ops), opset, size)
 
 
-def _parse(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelProto:
+def _parse(source: str | os.PathLike[str] | bytes | bytearray | onnx.ModelProto) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
         return source
     try:
-        if isinstance(source, bytes):
-            return onnx.load_model_from_string(source)
+        if isinstance(source, (bytes, bytearray)):
+            return onnx.load_model_from_string(bytes(source))
         return onnx.load(os.fspath(source), load_external_data=False)
     except OSError as exc:
         raise UsageError("E_NO_FILE", f"{describe(source)} cannot be read", str(exc.strerror)) from exc

@@ -25,7 +25,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from onnxfuse.errors import UsageError
 
-Source = str | os.PathLike[str] | bytes | onnx.ModelProto | onnx_ir.Model
+Source = str | os.PathLike[str] | bytes | bytearray | onnx.ModelProto | onnx_ir.Model
 Result = object  # an array, a list of them (sequence), a dict (map) or None (empty optional)
 Feeds = Mapping[str, object]
 
@@ -143,10 +143,10 @@ def _create(source: Source, options: onnxruntime.SessionOptions) -> onnxruntime.
         return onnxruntime.InferenceSession(path, options, providers=providers)
 
 
-def _serialize(source: bytes | onnx.ModelProto | onnx_ir.Model) -> bytes | None:
+def _serialize(source: bytes | bytearray | onnx.ModelProto | onnx_ir.Model) -> bytes | None:
     """The model as one message, or None when it needs external data."""
-    if isinstance(source, bytes):
-        return source
+    if isinstance(source, (bytes, bytearray)):
+        return bytes(source)
     if isinstance(source, onnx_ir.Model):
         tensors = [v.const_value for v in source.graph.initializers.values() if v.const_value is not None]
         if any(isinstance(t, onnx_ir.ExternalTensor) for t in tensors):
@@ -160,7 +160,7 @@ def _serialize(source: bytes | onnx.ModelProto | onnx_ir.Model) -> bytes | None:
         return None
 
 
-def _save_external(source: bytes | onnx.ModelProto | onnx_ir.Model, path: str) -> None:
+def _save_external(source: bytes | bytearray | onnx.ModelProto | onnx_ir.Model, path: str) -> None:
     if isinstance(source, onnx_ir.Model):
         onnx_ir.save(source, path, external_data="model.data")
         return

@@ -64,9 +64,16 @@ def test_signed_zeros_agree_and_are_counted():
     assert report.signed_zeros == 1
 
 
-def test_tiny_outputs_are_checked_as_strictly_as_large_ones():
-    assert not verdict(F32([1e-30, 2e-30]), F32([0, 2e-30])).ok
-    assert not verdict(F32([8.8162e-39]), F32([0])).ok
+def test_tiny_outputs_are_checked_with_an_absolute_tolerance_of_zero():
+    strict = VerifyConfig(atol=0.0)
+    assert not verdict(F32([1e-30, 2e-30]), F32([0, 2e-30]), strict).ok
+    assert not verdict(F32([8.8162e-39]), F32([0]), strict).ok
+    assert verdict(F32([1e-30]), F32([1.00001e-30]), strict).ok
+
+
+def test_saturated_outputs_agree_within_an_eps_of_one():
+    assert verdict(F32([1.5e-8]), F32([1e-22])).ok
+    assert not verdict(F32([1.5e-5]), F32([1e-22])).ok
 
 
 def test_tolerance_scales_with_the_largest_value():
