@@ -4,10 +4,11 @@
     out.so          the library (if there is one)
     out.onnx.data   weights, when asked for or when the model would pass protobuf's 2 GB
 
-Everything is written to temporary files in the same directory, flushed to disk, then renamed: weights, library, model.
-A killed run leaves the old files or the new ones. Between the renames the old model may see the new library, which is
-harmless: op types name their kernels by content, and `runtime.session` compares digests. Old weights are never written
-over with other ones: the new file takes another name then, and the old one goes after the model is in place.
+`staged` writes everything into a hidden directory beside the output, under the final names, so that it can be loaded
+and verified there; `publish` then renames weights, library, model into place. A killed run leaves the old files or the
+new ones. Between the renames the old model may see the new library, which is harmless: op types name their kernels by
+content, and `runtime.session` compares digests. Old weights are never written over with other ones: the new file takes
+another name then, and the old one goes after the model is in place.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -55,8 +57,11 @@ def check_output(out: str | os.PathLike[str], source: str | os.PathLike[str] | N
     parent = Path(os.path.abspath(path)).parent
     if not parent.is_dir():
         raise UsageError("E_OUTPUT", f"output {path}: its directory does not exist", f"no directory {parent}")
+    library = path.with_suffix(LIBRARY_SUFFIX)
+    if library.is_dir():
+        raise UsageError("E_IS_DIRECTORY", f"output {library} is a directory", "the library goes there")
     if source is not None:
-        for ours in (path, path.with_suffix(LIBRARY_SUFFIX)):
+        for ours in (path, library):
             if _same_file(ours, Path(source)):
                 raise UsageError(
                     "E_SAME_FILE", f"output {ours} is the input", f"both are {ours.resolve()}", "give another name"
@@ -76,67 +81,85 @@ def _same_file(a: Path, b: Path) -> bool:
     return a.resolve() == b.resolve()
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A bundle in its hidden directory, loadable from there. `emission` and `target` tell `publish` what to do."""
+
+    model: Path
+    library: Path | None
+    data: Path | None
+    target: Path
+    emission: Emission
+
+    def publish(self) -> Written:
+        """Rename the files into place."""
+        old = _data_files_of(self.target)
+        library, data = (None if p is None else self.target.with_name(p.name) for p in (self.library, self.data))
+        try:
+            for source in (self.data, self.library, self.model):
+                if source is not None:
+                    _move(source, self.target.with_name(source.name))
+            _sync_directory(self.target)
+        except OSError as error:
+            raise _unwritable(self.target, error) from error
+        for stale in old - {data} - _used_by(self.emission):
+            if stale.name.startswith(self.target.name):
+                stale.unlink(missing_ok=True)
+        return Written(self.target, library, data)
+
+
 def write(
-    emission: Emission,
-    library: bytes | None,
-    out: str | os.PathLike[str],
-    *,
-    external_data: bool = False,
+    emission: Emission, library: bytes | None, out: str | os.PathLike[str], *, external_data: bool = False
 ) -> Written:
     """Write the bundle (see the module docstring)."""
-    path = check_output(out)
+    with staged(emission, library, out, external_data=external_data) as bundle:
+        return bundle.publish()
+
+
+@contextlib.contextmanager
+def staged(
+    emission: Emission, library: bytes | None, out: str | os.PathLike[str], *, external_data: bool = False
+) -> Iterator[Staged]:
+    """Write the bundle into a hidden directory beside `out`; without `publish` nothing of it stays."""
+    target = check_output(out)
     size = emission.model.ByteSize() + sum(int(t.nbytes) for t in emission.tensors.values() if _sized(t))
-    external = external_data or size > INLINE_LIMIT
-    with contextlib.ExitStack() as stack:
-        try:
-            return _write(emission, library, path, external, stack)
-        except OSError as error:
-            raise UsageError("E_OUTPUT", f"output {path} cannot be written", str(error)) from error
+    outside = _slots(emission) if external_data or size > INLINE_LIMIT else {}
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=".onnxfuse-", dir=Path(os.path.abspath(target)).parent))
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    try:
+        yield _stage(emission, library, target, directory, outside)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _stage(
+    emission: Emission, library: bytes | None, target: Path, directory: Path, outside: Mapping[str, _Slot]
+) -> Staged:
+    model, data, beside = directory / target.name, None, None
+    try:
+        if outside:
+            written = directory / "data"
+            digest = _write_data(written, emission, outside)
+            data = written.rename(directory / _data_name(target, digest, emission))
+        if library is not None:
+            beside = directory / target.with_suffix(LIBRARY_SUFFIX).name
+            with _synced(beside) as f:
+                f.write(library)
+        with _synced(model) as f:
+            f.writelines(model_bytes(emission, outside, data.name if data is not None else ""))
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    return Staged(model, beside, data, target, emission)
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError("E_OUTPUT", f"output {path} cannot be written", str(error))
 
 
 def _sized(t: onnx_ir.TensorProtocol) -> bool:
     return t.dtype != onnx_ir.DataType.STRING
-
-
-def _write(
-    emission: Emission, library: bytes | None, path: Path, external: bool, stack: contextlib.ExitStack
-) -> Written:
-    old = _data_files_of(path)
-    renames: list[tuple[Path, Path]] = []
-    data: Path | None = None
-    outside: Mapping[str, _Slot] = {}
-    if external:
-        outside = _slots(emission)
-        temporary = _temporary(path, stack)
-        digest = _write_data(temporary, emission, outside)
-        data = _data_name(path, digest, emission)
-        renames.append((temporary, data))
-    if library is not None:
-        temporary = _temporary(path, stack)
-        with _synced(temporary) as f:
-            f.write(library)
-        renames.append((temporary, path.with_suffix(LIBRARY_SUFFIX)))
-    temporary = _temporary(path, stack)
-    with _synced(temporary) as f:
-        for chunk in model_bytes(emission, outside, data.name if data is not None else ""):
-            f.write(chunk)
-    renames.append((temporary, path))
-    for source, target in renames:
-        _permit(source, target)
-        os.replace(source, target)
-    _sync_directory(path)
-    for stale in old - {data}:
-        if stale.name.startswith(path.name) and stale not in _used_by(emission):
-            stale.unlink(missing_ok=True)
-    return Written(path, path.with_suffix(LIBRARY_SUFFIX) if library is not None else None, data)
-
-
-def _temporary(path: Path, stack: contextlib.ExitStack) -> Path:
-    """A file beside `path` that is gone when the stack closes, unless it was renamed."""
-    handle, name = tempfile.mkstemp(prefix=".onnxfuse-", dir=Path(os.path.abspath(path)).parent)
-    os.close(handle)
-    stack.callback(Path(name).unlink, missing_ok=True)
-    return Path(name)
 
 
 @contextlib.contextmanager
@@ -147,14 +170,11 @@ def _synced(path: Path) -> Iterator[BinaryIO]:
         os.fsync(f.fileno())
 
 
-def _permit(source: Path, target: Path) -> None:
-    """Temporary files are private; the result has the mode of the file it replaces, or the usual one."""
+def _move(source: Path, target: Path) -> None:
+    """Rename over whatever is there, keeping its permissions."""
     if target.exists():
         os.chmod(source, stat.S_IMODE(target.stat().st_mode))
-        return
-    mask = os.umask(0)
-    os.umask(mask)
-    os.chmod(source, 0o666 & ~mask)
+    os.replace(source, target)
 
 
 def _sync_directory(path: Path) -> None:
@@ -200,12 +220,12 @@ def _write_data(path: Path, emission: Emission, slots: Mapping[str, _Slot]) -> s
     return digest.hexdigest()
 
 
-def _data_name(path: Path, digest: str, emission: Emission) -> Path:
+def _data_name(path: Path, digest: str, emission: Emission) -> str:
     """`out.onnx.data`; another name if that file holds other data, which the old model, or the input, still needs."""
     plain = path.with_name(path.name + DATA_SUFFIX)
     if not plain.exists() or (plain.is_file() and _digest_of(plain) == digest and plain not in _used_by(emission)):
-        return plain
-    return path.with_name(f"{path.name}.{digest[:12]}{DATA_SUFFIX}")
+        return plain.name
+    return f"{path.name}.{digest[:12]}{DATA_SUFFIX}"
 
 
 def _digest_of(path: Path) -> str:
