@@ -10,7 +10,7 @@ dimension with the bare variable; such axes form a class (union-find). Extents n
     inline     a pointwise member that does not stand on rows (a reshaped weight, an unsqueezed scale) and is not
                written: it must be substituted into its readers; the rest is judged as if that had been done
 
-Refusals: NF_KIND (anchor inside), NF_GROUP_MERGE (reductions keep different axes; outputs have different axes),
+Refusals: NF_GROUP_MERGE (reductions keep different axes; outputs have different axes),
 NF_AXES_CONFLICT (a member has one outer axis twice), NF_NOT_ROW_LOCAL (a read crosses rows, or a member lacks an
 outer axis), NF_VIEW_LEVEL (a read inside the row that is not provably in range; outputs permuted against each other),
 NF_RECOMPUTE (substituting would repeat an expensive primitive).

@@ -16,7 +16,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxfuse.analysis import traffic
+from onnxfuse.analysis.rows import rows
 from onnxfuse.config import FusionConfig
+from onnxfuse.errors import Refusal
 from onnxfuse.fuse.facts import Facts
 from onnxfuse.fuse.group import ANCHOR
 from onnxfuse.fuse.rules import Cluster, No, Pair, first_refusal
@@ -38,6 +40,7 @@ class Merger:
     def __init__(self, known: Facts, owner: list[int], order: list[int], config: FusionConfig) -> None:
         self.known = known
         self.config = config
+        self.grown = owner  # group of every item after stage A
         self.home = list(owner)  # item -> cluster id, through `up`
         self.up: dict[int, int] = {o: o for o in order}
         self.clusters: dict[int, Cluster] = {}
@@ -192,7 +195,7 @@ class Merger:
         inside = {*a.items, *head}
         first = self._cluster(b.id, head)
         shared = tuple(v for v in pair.shared if v in first.reads)
-        if not shared or isinstance(self._reach(a.id, b.id), No):
+        if not shared or isinstance(self._reach(a.id, b.id), No) or not all(map(self._runs_alone, tails)):
             return pair, no
 
         def leaves(v: Value, _a: Cluster, _b: Cluster) -> bool:
@@ -203,6 +206,16 @@ class Merger:
             return pair, no
         self._split(b, first, tails)
         return tried, None
+
+    def _runs_alone(self, items: list[int]) -> bool:
+        """A part split off is executable: the end of one of stage A's groups, or a row program."""
+        if len({self.grown[i] for i in items}) == 1:
+            return True
+        inside = set(items)
+        members = self._computes(items)
+        needed = self.known.needed
+        writes = [c.out for c in members if c.out in needed or not inside.issuperset(self.known.readers[c.out])]
+        return not isinstance(rows(members, writes, self._loads), Refusal)
 
     def _views_off(self, b: Cluster) -> tuple[list[int], list[list[int]]]:
         """Members of `b` before any bent read of its own values, and the rest in connected parts."""

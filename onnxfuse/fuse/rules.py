@@ -193,7 +193,7 @@ RULES: tuple[Rule, ...] = (
     Rule(io_cap, ("NF_IO_CAP",)),
     Rule(
         row_program,
-        ("NF_KIND", "NF_GROUP_MERGE", "NF_AXES_CONFLICT", "NF_NOT_ROW_LOCAL", "NF_VIEW_LEVEL", "NF_RECOMPUTE"),
+        ("NF_GROUP_MERGE", "NF_AXES_CONFLICT", "NF_NOT_ROW_LOCAL", "NF_VIEW_LEVEL", "NF_RECOMPUTE"),
         needed=True,
     ),
     Rule(local_buffer, ("NF_LOCAL_BUFFER",)),
