@@ -387,7 +387,7 @@ def _tanh(x: _Num) -> _Num:
     z = x * x
     small = (x * z).fma(_poly(z, TANH_F32 if x.single else TANH_F64), x)
     big = 1.0 - 2.0 / (_exp_core(a.at_most(10.0 if x.single else 22.0) * 2.0) + 1.0)
-    return x.pick(a.lt(0.625), small, big.sign_of(x))
+    return x.pick(a.lt(0.625), small, big).sign_of(x)
 
 
 def _erf(x: _Num) -> _Num:
