@@ -25,7 +25,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "templates"))
-from contractions import conv, matmul, random
+from contractions import conv, matmul, pool, random
 
 from onnxfuse.codegen.object import host_features
 from onnxfuse.errors import Refusal
@@ -34,6 +34,7 @@ from onnxfuse.ir.plan import Plan, Template
 from onnxfuse.runtime.jit import jit
 from onnxfuse.target import by_name
 from onnxfuse.templates.gemm import GEMM
+from onnxfuse.templates.window import WINDOW
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,13 @@ def conv_row(
     flops = 2.0 * out * out * f * (c // groups) * k * k
     kind = "dw" if groups == c else "conv"
     return Row(f"{kind} {size}x{size} {c}->{f} {k}x{k}/{s}", tpl, kernel, "Conv", attrs, flops)
+
+
+def pool_row(c: int, size: int, k: int, s: int, pad: int) -> Row:
+    kernel = pool(1, c, [size] * 2, [k] * 2, strides=[s] * 2, pads=[(pad, pad)] * 2)
+    out = (size + 2 * pad - k) // s + 1
+    attrs: dict[str, object] = {"kernel_shape": [k, k], "strides": [s, s], "pads": [pad] * 4}
+    return Row(f"maxpool {size}x{size} {c} {k}x{k}/{s}", WINDOW, kernel, "MaxPool", attrs, 1.0 * out * out * c * k * k)
 
 
 def matmul_row(m: int, n: int, k: int, batch: Sequence[int] = (), const: str = "B", tb: bool = False) -> Row:
@@ -100,6 +108,10 @@ def rows() -> list[Row]:
         conv_row(24, 56, 144, 1),
         conv_row(16, 20, 16, 3),
     ]
+    for c, size, s in ((32, 112, 1), (96, 112, 2), (144, 56, 1), (144, 56, 2), (384, 14, 1), (960, 7, 1)):
+        out.append(conv_row(c, size, c, 3, s, groups=c, tpl=WINDOW))
+    out.append(conv_row(240, 14, 240, 5, groups=240, tpl=WINDOW))
+    out.append(pool_row(64, 112, 3, 2, 1))
     return out
 
 

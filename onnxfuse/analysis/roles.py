@@ -19,7 +19,7 @@ prologue. How it is read (in place, packed) is the templates' business.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.errors import Refusal
@@ -28,6 +28,7 @@ from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Var, axes_of, i64, load, su
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel, Store
 from onnxfuse.ir.loops import Axis
+from onnxfuse.ir.prims import Prim
 from onnxfuse.ir.simplify import as_dim, dim_expr, poly, same, simplify
 from onnxfuse.ir.types import Dim, TensorType
 
@@ -89,11 +90,13 @@ class Contraction:
 
 def roles(kernel: Kernel) -> Contraction | Refusal:
     """The roles of a kernel's axes, or why it is not a contraction."""
-    parts = _parts(kernel)
+    parts = pieces(kernel)
     if isinstance(parts, Refusal):
         return parts
-    parts = _split_groups(_drop_ones(parts))
-    return _assign(parts)
+    if parts.combine.name != "add" or parts.init.value != 0:
+        return Refusal("GEMM_COMBINE", f"reduces with {parts.combine} from {parts.init}")
+    factors = _factors(parts.body)
+    return factors if isinstance(factors, Refusal) else _assign(parts, *factors)
 
 
 def affine(e: Expr, axis: Axis) -> int | None:
@@ -113,18 +116,23 @@ def affine(e: Expr, axis: Axis) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Parts:
-    """A kernel's contraction taken apart: product factors, epilogue, axes."""
+class Parts:
+    """A reducing kernel taken apart: what is summed, over which axes, and the epilogue.
+
+    `finish` is an expression over Acc, `result` the load through which `stores` read it (None: they use Acc).
+    """
 
     outer: tuple[Axis, ...]
     k: tuple[Axis, ...]
-    factors: tuple[Expr, Expr]
+    body: Expr
+    combine: Prim
+    init: Lit
     acc: DType
     finish: Expr
     result: Load | None
     stores: tuple[Store, ...]
 
-    def substitute(self, mapping: Mapping[Expr, Expr], outer: tuple[Axis, ...], k: tuple[Axis, ...]) -> _Parts:
+    def substitute(self, mapping: Mapping[Expr, Expr], outer: tuple[Axis, ...], k: tuple[Axis, ...]) -> Parts:
         """Replace variables everywhere and bring the indices to normal form."""
 
         def new(e: Expr) -> Expr:
@@ -134,36 +142,38 @@ class _Parts:
             self,
             outer=outer,
             k=k,
-            factors=(new(self.factors[0]), new(self.factors[1])),
+            body=new(self.body),
             finish=new(self.finish),
             stores=tuple(Store(s.target, tuple(new(i) for i in s.index), new(s.value)) for s in self.stores),
         )
 
 
-def _parts(kernel: Kernel) -> _Parts | Refusal:
+def pieces(kernel: Kernel) -> Parts | Refusal:
+    """The parts of a kernel in the normal form anchor+epilogue (or reduce), axes of extent 1 dropped."""
+    parts = _parts(kernel)
+    return parts if isinstance(parts, Refusal) else _split_groups(_drop_ones(parts))
+
+
+def _parts(kernel: Kernel) -> Parts | Refusal:
     if not kernel.stages or len(kernel.stages) > 2:
         return Refusal("GEMM_FORM", f"{len(kernel.stages)} stages")
     first = kernel.stages[0]
     red, body = first.reduce, first.reduce_body
     if red is None or body is None:
         return Refusal("GEMM_FORM", "the first stage does not reduce")
-    if first.axes or any(s.axes or (s.reduce is not None and i) for i, s in enumerate(kernel.stages)):
+    if any(s.axes or (s.reduce is not None and i) for i, s in enumerate(kernel.stages)):
         return Refusal("GEMM_FORM", "stages have axes of their own")
-    if red.combine.name != "add" or red.init.value != 0:
-        return Refusal("GEMM_COMBINE", f"reduces with {red.combine} from {red.init}")
-    factors = _factors(body)
-    if isinstance(factors, Refusal):
-        return factors
     if body.dtype is not red.acc:
-        return Refusal("GEMM_DTYPE", f"product in {body.dtype}, sum in {red.acc}")
+        return Refusal("GEMM_DTYPE", f"terms in {body.dtype}, accumulated in {red.acc}")
+    rest = (red.combine, red.init, red.acc, first.stores[0].value)
     if len(kernel.stages) == 1:
-        return _Parts(kernel.outer, red.axes, factors, red.acc, first.stores[0].value, None, first.stores)
+        return Parts(kernel.outer, red.axes, body, *rest, None, first.stores)
     if len(first.stores) != 1 or first.stores[0].index:
         return Refusal("GEMM_FORM", "the sum is stored more than once")
     target = first.stores[0].target
     reads = [ld for ld in kernel.stages[1].loads if ld.source is target]
     result = reads[0] if reads else load(target, (), target.tensor.dtype)
-    return _Parts(kernel.outer, red.axes, factors, red.acc, first.stores[0].value, result, kernel.stages[1].stores)
+    return Parts(kernel.outer, red.axes, body, *rest, result, kernel.stages[1].stores)
 
 
 def _factors(body: Expr) -> tuple[Expr, Expr] | Refusal:
@@ -183,7 +193,7 @@ def _factors(body: Expr) -> tuple[Expr, Expr] | Refusal:
     return Refusal("GEMM_PRODUCT", "the summed expression is not a product")
 
 
-def _drop_ones(parts: _Parts) -> _Parts:
+def _drop_ones(parts: Parts) -> Parts:
     """Axes of extent 1 are the constant 0."""
     ones: dict[Expr, Expr] = {var(a): i64(0) for a in (*parts.outer, *parts.k) if a.extent == 1}
     if not ones:
@@ -192,10 +202,10 @@ def _drop_ones(parts: _Parts) -> _Parts:
     return parts.substitute(ones, keep, tuple(a for a in parts.k if a.extent != 1))
 
 
-def _split_groups(parts: _Parts) -> _Parts:
+def _split_groups(parts: Parts) -> Parts:
     """Split an output axis f that occurs as f // c into (f // c, f % c)."""
     for axis in parts.outer:
-        size = _group_size(parts.factors, axis)
+        size = _group_size(parts.body, axis)
         if size is None or not isinstance(axis.extent, int) or axis.extent % size:
             continue
         group, inner = Axis(f"{axis.name}.g", axis.extent // size), Axis(axis.name, size)
@@ -206,9 +216,9 @@ def _split_groups(parts: _Parts) -> _Parts:
     return parts
 
 
-def _group_size(factors: Sequence[Expr], axis: Axis) -> int | None:
+def _group_size(body: Expr, axis: Axis) -> int | None:
     """The divisor of the first `axis // c` (alone) in an index."""
-    for e in walk(*factors):
+    for e in walk(body):
         if isinstance(e, Apply) and e.prim.name == "floordiv" and e.args[0] is var(axis):
             divisor = e.args[1]
             if isinstance(divisor, Lit) and divisor.value > 1:
@@ -219,8 +229,7 @@ def _group_size(factors: Sequence[Expr], axis: Axis) -> int | None:
 # ---- roles ----
 
 
-def _assign(parts: _Parts) -> Contraction | Refusal:
-    x, y = parts.factors
+def _assign(parts: Parts, x: Expr, y: Expr) -> Contraction | Refusal:
     in_x, in_y = axes_of(x), axes_of(y)
     lost = [a for a in parts.k if a not in in_x or a not in in_y]
     if lost:
@@ -232,7 +241,7 @@ def _assign(parts: _Parts) -> Contraction | Refusal:
     batch = [a for a in parts.outer if (a in in_x) == (a in in_y)]
     if not only_x and not only_y:
         return Refusal("GEMM_ROLES", "no axis belongs to one factor alone")
-    unit = _unit_axis(parts.stores[0])
+    unit = unit_axis(parts.stores[0])
     swapped = unit in only_x or (unit not in only_y and not only_y)
     a, b, rows, cols = (y, x, only_y, only_x) if swapped else (x, y, only_x, only_y)
     c = Contraction(
@@ -257,7 +266,7 @@ def _assign(parts: _Parts) -> Contraction | Refusal:
     return replace(c, batch=tuple(outer))
 
 
-def _unit_axis(store: Store) -> Axis | None:
+def unit_axis(store: Store) -> Axis | None:
     """The axis along which the first output is contiguous."""
     for e in reversed(store.index):
         if isinstance(e, Lit):

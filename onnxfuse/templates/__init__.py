@@ -5,8 +5,9 @@ from __future__ import annotations
 from onnxfuse.ir.plan import Template
 from onnxfuse.templates.gemm import GEMM
 from onnxfuse.templates.rowwise import ROWWISE
+from onnxfuse.templates.window import WINDOW
 
 # In order of priority among equal costs; the general one last.
 GENERAL = ROWWISE  # takes every kernel; runs what others cannot
 
-TEMPLATES: tuple[Template, ...] = (GEMM, ROWWISE)
+TEMPLATES: tuple[Template, ...] = (WINDOW, GEMM, ROWWISE)

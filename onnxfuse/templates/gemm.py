@@ -41,6 +41,7 @@ TASK_WORK = 1 << 19  # products worth a task: about 10 us
 MAX_TASKS = 16  # bounds the scratch: each task has its own slice
 SPREAD = 8  # units wanted before rows are split for the sake of parallelism
 UNROLL_COST = 12  # cost of an epilogue that is still unrolled over the rows of a tile
+PACK_SECONDS = 2e-10  # per element: measured, 8 lanes
 UNKNOWN = 128  # guess of a run-time extent, for the cost model only
 ACCUMULATORS = frozenset({DType.F32, DType.F64, DType.I32, DType.U32})
 
@@ -158,7 +159,7 @@ class Gemm:
                 tile=(d.tile.mr, d.tile.nv, d.kc, d.nc),
                 pack=packed,
                 grain=TASK_WORK,
-                cost=_cost(c, target),
+                cost=_cost(d, target),
             )
         ]
 
@@ -276,17 +277,19 @@ def _access_b(c: Contraction, kernel: Kernel) -> Access:
     return Access.TRANSPOSE if _unit(ld, c.k[0]) else Access.ROWS
 
 
-def _cost(c: Contraction, target: Target) -> float:
-    """Seconds on one core: arithmetic at 80 % of peak, or the traffic of the operands."""
-    m, n, k = (_guess(d) for d in (c.rows.extent, c.cols.extent, c.depth))
+def _cost(d: Design, target: Target) -> float:
+    """Seconds on one core: arithmetic at 80 % of peak and packing, or the traffic of the operands."""
+    c = d.c
+    m, n, k = (_guess(x) for x in (c.rows.extent, c.cols.extent, c.depth))
     batch = 1.0
-    for a in c.batch:
-        batch *= _guess(a.extent)
+    for axis in c.batch:
+        batch *= _guess(axis.extent)
     rate = target.peak * 0.8 * (4 / c.acc.bytes if c.acc.is_float else 0.5)
-    flops = 2 * batch * m * n * k
     efficiency = min(1.0, (m + 1) / 4) * min(1.0, n / 16)
+    arithmetic = 2 * batch * m * n * k / (rate * efficiency)
+    packed = (m * k if d.a in (Access.ROWS, Access.COLUMNS) else 0) + (k * n if d.packs_b else 0)
     traffic = batch * (m * k + k * n + m * n) * c.acc.bytes
-    return max(flops / (rate * efficiency), traffic / (4 * target.bw)) + 2e-6
+    return max(arithmetic + batch * packed * PACK_SECONDS, traffic / (4 * target.bw)) + 2e-6
 
 
 def _guess(d: object) -> float:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from onnxfuse.codegen.build import I32, I64, Builder, Index, Reg, Type, reg_type
-from onnxfuse.codegen.scalar_expr import Env, affine, emit_dim, emit_expr, flat_index
+from onnxfuse.codegen.scalar_expr import Env, affine, emit_dim, emit_expr, flat_index, literal
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Apply, Expr, Lit, Load, axes_of, i64, var
 from onnxfuse.ir.loops import Axis
@@ -116,23 +116,26 @@ def _run(build: Builder, env: Env, expr: Expr, x: Axis, x0: Index, length: Index
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
-    """`load` at a constant step along x where `fixed` hold and x lies within `bounds`; zero elsewhere."""
+    """`load` at a constant step along x where `fixed` hold and x lies within `bounds`; `pad` elsewhere."""
 
     load: Load
     base: Expr
     step: int
     fixed: tuple[Expr, ...]
     bounds: tuple[tuple[int, Expr], ...]  # (s, e): s*x + e >= 0
+    pad: Lit | None = None
 
 
 def _as_copy(env: Env, expr: Expr, x: Axis) -> _Copy | None:
     """The factor as a guarded copy, or None when it is anything else."""
     conds: list[Expr] = []
+    pad: Lit | None = None
     while isinstance(expr, Apply) and expr.prim.name == "where":
         cond, expr, no = expr.args
-        if not (isinstance(no, Lit) and no.value == 0):
+        if not isinstance(no, Lit) or (pad is not None and pad is not no):
             return None
         conds += _conjuncts(cond)
+        pad = no
     if not isinstance(expr, Load) or expr.dtype is DType.BOOL:
         return None
     split = affine(flat_of(env, expr), var(x))
@@ -148,7 +151,7 @@ def _as_copy(env: Env, expr: Expr, x: Axis) -> _Copy | None:
         if limit is None:
             return None
         limits.append(limit)
-    return _Copy(expr, split[0], int(split[1].value), tuple(fixed), tuple(limits))
+    return _Copy(expr, split[0], int(split[1].value), tuple(fixed), tuple(limits), pad)
 
 
 def _conjuncts(cond: Expr) -> list[Expr]:
@@ -206,7 +209,7 @@ def _copy_run(build: Builder, env: Env, copy: _Copy, x: Axis, x0: Index, length:
     base = build.add(emit_expr(build, env, copy.base), build.mul(x0, copy.step))
     src = build.offset(env.buffers[copy.load.source].ptr, base, typ)
     if copy.bounds or copy.fixed:
-        _masked_loop(build, src, dst, typ, lanes, copy.step, (0, length), (lo, hi))
+        _masked_loop(build, src, dst, typ, lanes, copy, (0, length), (lo, hi))
         return
     # A step of 2 reads one element more than it keeps: the last vector is left to the masked side.
     spare = 0 if copy.step == 1 else 1
@@ -214,7 +217,7 @@ def _copy_run(build: Builder, env: Env, copy: _Copy, x: Axis, x0: Index, length:
     with build.loop(0, whole, lanes, name="v") as v:
         at = build.offset(src, build.mul(v, copy.step), typ)
         build.store(_plain(build, at, typ, lanes, copy.step), build.offset(dst, v, typ))
-    _masked_loop(build, src, dst, typ, lanes, copy.step, (whole, length), (lo, hi))
+    _masked_loop(build, src, dst, typ, lanes, copy, (whole, length), (lo, hi))
 
 
 def _masked_loop(
@@ -223,16 +226,20 @@ def _masked_loop(
     dst: Reg,
     typ: Type,
     lanes: int,
-    step: int,
+    copy: _Copy,
     span: tuple[Index, Index],
     valid: tuple[Index, Index],
 ) -> None:
     """Without branches: a mask per vector costs less than a mispredicted border."""
     low, high = (build.splat(_clamped(build, x), lanes) for x in valid)
     with build.loop(*span, lanes, name="v") as v:
-        at = build.offset(src, build.mul(v, step), typ)
+        at = build.offset(src, build.mul(v, copy.step), typ)
         place = build.splat(build.ir.trunc(v, I32), lanes)
-        build.store(_masked(build, at, typ, lanes, step, place, low, high), build.offset(dst, v, typ))
+        value = _masked(build, at, typ, lanes, copy.step, place, low, high)
+        if copy.pad is not None and (copy.pad.value != 0 or str(copy.pad.value) == "-0.0"):
+            keep = _within(build, list(range(lanes)), place, low, high)
+            value = build.select(keep, value, build.splat(literal(build, copy.pad), lanes))
+        build.store(value, build.offset(dst, v, typ))
 
 
 def _clamped(build: Builder, x: Index) -> Reg:

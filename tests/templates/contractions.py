@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import FALSE, TRUE, Expr, Sym, acc, cast, i64, lit, load, sym, var, where
+from onnxfuse.ir.expr import FALSE, TRUE, Expr, Lit, Sym, acc, cast, i64, lit, load, substitute, sym, var, where
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, Kernel, Local, Stage, Store
 from onnxfuse.ir.loops import Axis, Reduce
@@ -51,9 +51,11 @@ def anchored(
     consts: Sequence[Value] = (),
     index: tuple[Expr, ...] | None = None,
     extra: Sequence[Value] = (),
+    combine: str = "add",
+    init: Lit | None = None,
 ) -> Kernel:
     """sum over k of body, then the epilogue (value, output index) -> value."""
-    red = Reduce(tuple(k), PRIMS["add"], lit(0, body.dtype), body.dtype)
+    red = Reduce(tuple(k), PRIMS[combine], init or lit(0, body.dtype), body.dtype)
     at = tuple(var(a) for a in outer) if index is None else index
     every = (*inputs, *extra)
     final: Expr = acc(body.dtype)
@@ -136,6 +138,31 @@ def conv(
     )  # fmt: skip
 
 
+def pool(
+    n: Dim, channels: Dim, size: Sequence[Dim], window: Sequence[int], *, combine: str = "max",
+    strides: Sequence[int] | None = None, dilations: Sequence[int] | None = None,
+    pads: Sequence[tuple[int, int]] | None = None, epilogue: Epilogue | None = None,
+) -> Kernel:  # fmt: skip
+    """Max pooling, or (combine="add") the sum over each window."""
+    rank = len(size)
+    s, d = list(strides or [1] * rank), list(dilations or [1] * rank)
+    p = list(pads or [(0, 0)] * rank)
+    outs = [conv_out(size[i], window[i], s[i], d[i], p[i]) for i in range(rank)]
+    init = lit(float("-inf") if combine == "max" else 0.0, DType.F32)
+    x = Value("X", tensor(DType.F32, [n, channels, *size]))
+    out = Value("Y", tensor(DType.F32, [n, channels, *outs]))
+    an, ac = Axis("n", n), Axis("c", channels)
+    sp = [Axis("zyx"[3 - rank + i], outs[i]) for i in range(rank)]
+    ks = [Axis("k" + "zyx"[3 - rank + i], window[i]) for i in range(rank)]
+    at = [simplify(var(sp[i]) * s[i] + var(ks[i]) * d[i] - p[i][0]) for i in range(rank)]
+    ok: Expr = TRUE
+    for i in range(rank):
+        if p[i] != (0, 0):
+            ok = ok & simplify(i64(0) <= at[i]) & simplify(at[i] < dim_expr(size[i]))
+    body = where(ok, element(x, var(an), var(ac), *at), init)
+    return anchored("pool", [x], [an, ac, *sp], ks, body, out, epilogue, combine=combine, init=init)
+
+
 def random(kernel: Kernel, rng: np.random.Generator, sizes: dict[Sym, int] | None = None) -> list[np.ndarray]:
     """An array for each input."""
     out = []
@@ -150,8 +177,6 @@ def random(kernel: Kernel, rng: np.random.Generator, sizes: dict[Sym, int] | Non
 
 def concrete(d: Dim, sizes: dict[Sym, int]) -> int:
     """A dimension for given run-time sizes."""
-    from onnxfuse.ir.expr import Lit, substitute
-
     if isinstance(d, int):
         return d
     e = simplify(substitute(d, {s: i64(n) for s, n in sizes.items()}))

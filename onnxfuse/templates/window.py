@@ -1,0 +1,300 @@
+"""Sliding windows over planes: depthwise convolution, max and average pooling, vectorised along the output line.
+
+[Note: bands]
+
+    task: a range of units; unit = (plane, band of output lines)
+      copy the source lines the band needs into scratch, padding included: one part per phase of the stride, so that
+      every tap is a contiguous vector load and no guard is left
+      for R output lines at a time, for each vector along x:
+        acc[r] = combine over taps of weight * line[r, tap]     (a loaded vector serves all lines that use it)
+        epilogue, stores (masked at the right edge)
+
+A band is small enough to stay in L1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxfuse.analysis.windows import Slide, Window, window
+from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Index, Reg, Type, reg_type
+from onnxfuse.codegen.prims import lower
+from onnxfuse.codegen.scalar_expr import Env, emit_dim, emit_expr, emit_store, literal, open_kernel
+from onnxfuse.errors import Refusal
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Apply, Expr, acc, i64, load, sym, var, walk, where
+from onnxfuse.ir.kernel import Kernel
+from onnxfuse.ir.loops import Axis
+from onnxfuse.ir.plan import Emitted, Schedule
+from onnxfuse.ir.simplify import dim_expr, simplify
+from onnxfuse.target import Target
+from onnxfuse.templates.packing import Line, decode, pack_block
+
+MAX_TAPS = 64  # taps are unrolled
+LINES = 4  # output lines computed together: a loaded line serves up to that many
+LONG_EPILOGUE = 24  # cost from which fewer lines are computed together, for the sake of code size
+TASK_WORK = 1 << 17  # products worth a task: about 5 us
+MAX_TASKS = 32
+UNKNOWN = 64  # guess of a run-time extent, for the cost model only
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shape:
+    """Sizes at run time. Lengths in elements; a source line is `phases` parts of `part` elements."""
+
+    width: Index
+    height: Index
+    part: Index
+    line: Index
+    lines: Index  # output lines of a band
+    bands: Index
+    slice: Index  # scratch elements of one task
+    units: Index
+    tasks: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed:
+    """The template: see the note above."""
+
+    name: str = "window"
+
+    def propose(self, kernel: Kernel, target: Target) -> Sequence[Schedule] | Refusal:
+        """One schedule, or why the kernel is no window over planes."""
+        w = window(kernel)
+        if isinstance(w, Refusal):
+            return w
+        if w.acc not in (DType.F32, DType.F64):
+            return Refusal("WINDOW_DTYPE", f"accumulates in {w.acc}")
+        if w.taps > MAX_TAPS:
+            return Refusal("WINDOW_TAPS", f"{w.taps} taps, at most {MAX_TAPS} are unrolled")
+        assert w.x.out is not None
+        lanes = target.lanes(w.acc.bytes)
+        width = w.x.out.extent
+        if isinstance(width, int) and width < max(2, lanes // 4):
+            return Refusal("WINDOW_NARROW", f"output lines of {width}, vectors of {lanes}")
+        lines = 1 if w.y.out is None else LINES if _epilogue_cost(w) < LONG_EPILOGUE else LINES // 2
+        return [
+            Schedule(
+                self.name,
+                lanes=lanes,
+                vector=w.x.out.name,
+                unroll=lines,
+                grain=TASK_WORK,
+                cost=_cost(w, target, lanes),
+            )
+        ]
+
+    def emit(self, build: Builder, kernel: Kernel, schedule: Schedule, target: Target) -> Emitted:
+        """Write the functions of the kernel ABI."""
+        w = window(kernel)
+        assert isinstance(w, Window), w
+        budget = target.l1 // 2 // w.acc.bytes
+        with build.function("tasks.0", I64, [PTR]) as fn:
+            env = open_kernel(build, kernel, fn.args[0], None)
+            build.ret(_shape(build, env, w, schedule, budget).tasks)
+        with build.function("scratch", I64, [PTR]) as fn:
+            env = open_kernel(build, kernel, fn.args[0], None)
+            s = _shape(build, env, w, schedule, budget)
+            build.ret(build.mul(build.mul(s.tasks, s.slice), w.acc.bytes))
+        with build.function("run.0", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
+            env_ptr, bufs, _, scratch, task = fn.args
+            env = open_kernel(build, kernel, env_ptr, bufs)
+            s = _shape(build, env, w, schedule, budget)
+            mine = build.offset(scratch, build.mul(task, s.slice), reg_type(w.acc))
+            first = build.udiv(build.mul(task, s.units), s.tasks)
+            last = build.udiv(build.mul(build.add(task, 1), s.units), s.tasks)
+            with build.loop(first, last, name="unit") as unit:
+                plane = env.at(decode(build, env, w.planes, build.udiv(unit, s.bands)))
+                start = build.mul(build.umod(unit, s.bands), s.lines)
+                _run_unit(build, plane, w, s, schedule, start, mine)
+        return Emitted()
+
+
+WINDOW = Windowed()
+
+
+def _epilogue_cost(w: Window) -> int:
+    return sum(e.prim.cost for e in walk(w.finish, *(s.value for s in w.stores)) if isinstance(e, Apply))
+
+
+def _cost(w: Window, target: Target, lanes: int) -> float:
+    """Seconds on one core: a third of peak, or the traffic."""
+    outputs = 1.0
+    for axis in (*w.planes, w.x.out, w.y.out):
+        if axis is not None:
+            outputs *= axis.extent if isinstance(axis.extent, int) else UNKNOWN
+    inputs = outputs * w.x.stride * w.y.stride
+    work = (2 * w.taps + 2 * w.x.stride * w.y.stride + _epilogue_cost(w)) * outputs / (target.peak * 0.3)
+    return max(work * 4 * lanes / (lanes * w.acc.bytes), (inputs + outputs) * w.acc.bytes / (4 * target.bw)) + 2e-6
+
+
+# ---- sizes ----
+
+
+def _extent(build: Builder, env: Env, axis: Axis | None) -> Index:
+    return 1 if axis is None else emit_dim(build, env, axis.extent)
+
+
+def _tail_reach(x: Slide) -> int:
+    """Elements a part needs beyond the output width."""
+    return (x.reach - 1) // x.stride
+
+
+def _shape(build: Builder, env: Env, w: Window, schedule: Schedule, budget: int) -> _Shape:
+    lanes, group = schedule.lanes, schedule.unroll
+    width, height = _extent(build, env, w.x.out), _extent(build, env, w.y.out)
+    slack = -(-_tail_reach(w.x) // lanes) * lanes
+    part = build.add(build.mul(build.ceildiv(width, lanes), lanes), slack)
+    line = build.mul(part, w.x.stride)
+    fitting = build.imax(build.sub(build.udiv(budget, build.imax(line, 1)), w.y.reach), 0)
+    most = build.imax(build.mul(build.udiv(build.udiv(fitting, w.y.stride), group), group), group)
+    bands = build.ceildiv(height, most)
+    lines = build.mul(build.ceildiv(build.ceildiv(height, build.imax(bands, 1)), group), group)
+    rows = build.add(build.mul(lines, w.y.stride), w.y.reach)
+    size = build.mul(build.ceildiv(build.add(build.mul(rows, line), lanes), 64), 64)
+    planes: Index = 1
+    for axis in w.planes:
+        planes = build.mul(planes, emit_dim(build, env, axis.extent))
+    # An empty line has no work at all, whatever the other extents are.
+    units = build.mul(build.mul(planes, bands), build.imin(width, 1))
+    work = build.mul(build.mul(planes, build.mul(width, height)), w.taps)
+    tasks = build.imin(units, build.imin(build.add(build.udiv(work, TASK_WORK), 1), MAX_TASKS))
+    return _Shape(width, height, part, line, lines, bands, size, units, tasks)
+
+
+# ---- one unit ----
+
+
+def _run_unit(build: Builder, plane: Env, w: Window, s: _Shape, schedule: Schedule, start: Index, mine: Reg) -> None:
+    stop = build.imin(build.add(start, s.lines), s.height)
+    _copy_lines(build, plane, w, s, schedule.lanes, start, stop, mine)
+    weights = _weights(build, plane, w)
+    group = schedule.unroll
+    whole = build.add(start, build.mul(build.udiv(build.sub(stop, start), group), group))
+    spans = [(start, whole, group)] + ([(whole, stop, 1)] if group > 1 else [])
+    for first, last, count in spans:
+        with build.loop(first, last, count, name="y") as y:
+            base = build.mul(build.mul(build.sub(y, start), w.y.stride), s.line)
+            here = build.offset(mine, base, reg_type(w.acc))
+            _lines(build, plane, w, s, schedule.lanes, weights, y, count, here)
+
+
+def _copy_lines(
+    build: Builder, plane: Env, w: Window, s: _Shape, lanes: int, start: Index, stop: Index, mine: Reg
+) -> None:
+    """Source lines of output lines start..stop, each as `stride` parts, padding written out."""
+    endless = sym("window.any")  # these axes have no bound that could prove a guard away
+    row, col = Axis("row", endless), Axis("col", endless)
+    rows = build.add(build.mul(build.sub(build.sub(stop, start), 1), w.y.stride), w.y.reach)
+    count = build.add(s.width, _tail_reach(w.x))
+    place = plane if w.y.out is None else plane.at({w.y.out: build.i64(start)})
+    for phase in range(w.x.stride):
+        index = list(w.source.index)
+        at_x = simplify(var(col) * w.x.stride + (phase + w.x.offset))
+        guard: Expr = (at_x >= 0) & (at_x < dim_expr(w.x.size))
+        index[-1] = at_x
+        if w.y.out is not None or w.y.tap is not None:
+            above: Expr = i64(0) if w.y.out is None else var(w.y.out) * w.y.stride
+            at_y = simplify(above + var(row) + w.y.offset)
+            guard = guard & (at_y >= 0) & (at_y < dim_expr(w.y.size))
+            index[-2] = at_y
+        value = where(simplify(guard), load(w.source.source, tuple(index), w.acc), w.pad)
+        dst = build.offset(mine, build.mul(s.part, phase), reg_type(w.acc))
+        pack_block(build, place, value, Line((row,), 0, rows), Line((col,), 0, count), dst, s.line, lanes)
+
+
+def _weights(build: Builder, plane: Env, w: Window) -> dict[tuple[int, int], Reg]:
+    """The weight of each tap of this plane, as scalars."""
+    out: dict[tuple[int, int], Reg] = {}
+    if w.weight is None:
+        return out
+    for ky in range(w.y.taps):
+        for kx in range(w.x.taps):
+            at = {a: build.i64(k) for a, k in ((w.y.tap, ky), (w.x.tap, kx)) if a is not None}
+            out[ky, kx] = emit_expr(build, plane.at(at), w.weight)
+    return out
+
+
+def _lines(
+    build: Builder,
+    plane: Env,
+    w: Window,
+    s: _Shape,
+    lanes: int,
+    weights: dict[tuple[int, int], Reg],
+    y: Reg,
+    count: int,
+    base: Reg,
+) -> None:
+    """`count` output lines from y on."""
+    whole = build.mul(build.udiv(s.width, lanes), lanes)
+    with build.loop(0, whole, lanes, name="x") as x:
+        _vectors(build, plane, w, s, lanes, weights, y, count, base, x, None)
+    if isinstance(whole, int) and whole == s.width:
+        return
+    rest = build.sub(s.width, whole)
+    with build.if_then(build.ir.icmp_signed(">", build.i64(rest), build.i64(0))):
+        mask = build.tail_mask(rest, lanes) if lanes > 1 else None
+        _vectors(build, plane, w, s, lanes, weights, y, count, base, build.i64(whole), mask)
+
+
+def _vectors(
+    build: Builder,
+    plane: Env,
+    w: Window,
+    s: _Shape,
+    lanes: int,
+    weights: dict[tuple[int, int], Reg],
+    y: Reg,
+    count: int,
+    base: Reg,
+    x: Reg,
+    mask: Reg | None,
+) -> None:
+    """One vector of each of `count` lines: taps, epilogue, store."""
+    typ = reg_type(w.acc)
+    at = build.offset(base, x, typ)
+    loaded: dict[tuple[int, int], Reg] = {}
+    sums: list[Reg] = [build.splat(literal(build, w.init), lanes) for _ in range(count)]
+    for ky in range(w.y.taps):
+        for kx in range(w.x.taps):
+            for r in range(count):
+                v = _tap(build, w, s, typ, lanes, loaded, at, (r * w.y.stride + ky * w.y.dilation, kx * w.x.dilation))
+                sums[r] = _combine(build, w, sums[r], v, weights.get((ky, kx)), lanes)
+    for r, total in enumerate(sums):
+        axes = {} if w.y.out is None else {w.y.out: build.i64(build.add(y, r))}
+        assert w.x.out is not None
+        here = plane.at({**axes, w.x.out: x}).vector(w.x.out, lanes, mask).at(bound={acc(w.acc): total})
+        if w.result is not None:
+            here = here.at(bound={w.result: build.widen(emit_expr(build, here, w.finish), lanes)})
+        for store in w.stores:
+            emit_store(build, here, store.target, store.index, store.value)
+
+
+def _tap(
+    build: Builder,
+    w: Window,
+    s: _Shape,
+    typ: Type,
+    lanes: int,
+    loaded: dict[tuple[int, int], Reg],
+    at: Reg,
+    place: tuple[int, int],
+) -> Reg:
+    """Source vector `place` = (lines, elements) from the first one of this output vector."""
+    found = loaded.get(place)
+    if found is None:
+        row, step = place
+        phase, q = step % w.x.stride, step // w.x.stride
+        offset = build.add(build.add(build.mul(s.line, row), build.mul(s.part, phase)), q)
+        found = build.load(build.offset(at, offset, typ), typ, lanes)
+        loaded[place] = found
+    return found
+
+
+def _combine(build: Builder, w: Window, total: Reg, value: Reg, weight: Reg | None, lanes: int) -> Reg:
+    if weight is not None:
+        return build.fma(build.splat(weight, lanes), value, total)
+    return lower(build, w.combine.name, [total, value], w.acc, w.acc)
