@@ -35,6 +35,8 @@ CNN_OPS = frozenset({
 # Ops that ask for a shape only: what they give is not an activation any more.
 SHAPE_OPS = frozenset({"Shape", "Size"})
 
+LARGE = 50_000_000  # bytes of a model from which memory is told in multiples of its size
+
 SMALL_CASES: dict[str, tuple[Shapes, ...]] = {
     "conv_add_relu": ({"data": (1, 3, 32, 32)},),
     "softmax": ({"x": (1, 256)}, {"x": (37, 256)}, {"x": (0, 256)}),
@@ -132,8 +134,11 @@ def check(model: Model, path: Path, args: argparse.Namespace) -> Outcome:
     return outcome
 
 
-def _tail(output: str, lines: int = 3) -> str:
-    return " | ".join(output.strip().splitlines()[-lines:])[:600]
+def _tail(output: str) -> str:
+    """What a child had to say: from its `error[CODE]` on, or its last lines."""
+    lines = [line.strip() for line in output.strip().splitlines()]
+    at = next((i for i, line in enumerate(lines) if line.startswith("error[")), max(0, len(lines) - 3))
+    return " | ".join(lines[at : at + 6])[:700]
 
 
 def _check_limits(model: Model, outcome: Outcome) -> None:
@@ -328,7 +333,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
             o.fused_from,
             sum(o.left.values()),
             f"{o.seconds:.1f}",
-            f"{o.peak_rss / o.size:.1f}" if o.size else "-",
+            f"{o.peak_rss / o.size:.1f}" if o.size > LARGE else "-",
             f"{o.worst.get('with', float('nan')):.1e}",
             f"{o.worst.get('without', float('nan')):.1e}",
         ]

@@ -24,7 +24,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -160,8 +160,10 @@ def _op(case: TestCase) -> str:
 
 def run_case(case: TestCase, path: Path) -> Result:
     """Plain onnxruntime, then the optimized model without and with the library."""
-    import onnxfuse
+    from onnxfuse.config import Config
     from onnxfuse.errors import OnnxfuseError, UsageError
+    from onnxfuse.inspection import inspect
+    from onnxfuse.pipeline import optimize
     from onnxfuse.verify import ort
 
     result = Result(case.name, _op(case), "not run")
@@ -181,13 +183,13 @@ def run_case(case: TestCase, path: Path) -> Result:
         return result
     result.state = "ok"
     try:
-        bundle = onnxfuse.optimize(case.model, verify=False)
+        bundle = optimize(case.model, Config())
         bundle.save(path)
     except OnnxfuseError as error:
         result.state, result.failures = "failed", ["optimize: " + " ".join(str(error).split())[:500]]
         return result
     model = onnx.load(path)
-    result.left = [f"{entry.op} {entry.code}" for entry in _left(bundle)]
+    result.left = [f"{entry.op} {entry.code}" for entry in inspect(bundle.partition, bundle.plans).left]
     ours = sum(node.domain == DOMAIN for node in model.graph.node)
     library = path.with_suffix(".so")
     for label, libraries in (("without library", []), ("with library", [library])):
@@ -217,12 +219,6 @@ def run_case(case: TestCase, path: Path) -> Result:
     if result.failures:
         result.state = "failed"
     return result
-
-
-def _left(bundle: Any) -> Iterable[Any]:
-    """The nodes that stay with onnxruntime, with their codes."""
-    report = bundle.report
-    return report.left if hasattr(report, "left") else ()
 
 
 def _feeds(model: onnx.ModelProto, given: Sequence[object]) -> dict[str, object]:
