@@ -830,7 +830,10 @@ def run_arguments(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted; nothing was written", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `onnxfuse inspect ... | head` has seen enough
+    except (BrokenPipeError, SystemExit) as exc:
+        # `onnxfuse inspect ... | head` has seen enough: typer and rich turn that into SystemExit(1), and nothing else.
+        if isinstance(exc, SystemExit) and exc.code != 1:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as exc:  # the command line's top: a bug becomes a short report instead of a wall of text

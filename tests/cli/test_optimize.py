@@ -1,0 +1,284 @@
+"""`onnxfuse optimize`: what it writes, and that it writes nothing when something is wrong."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxfuse as package
+from onnxfuse.pipeline import Bundle
+from tests.cli.conftest import is_one_error
+
+CHAIN = "a = Exp(x) \n b = Add(a, x) \n y = Relu(b)"
+DYNAMIC = "(float[N,4] x) => (float[N,4] y)"
+
+
+def snapshot(folder):
+    """Names, sizes and times of everything in a folder."""
+    return {p.relative_to(folder): (p.stat().st_size, p.stat().st_mtime_ns) for p in folder.rglob("*")}
+
+
+# ---- what it does
+
+
+def test_it_writes_a_model_and_a_library_that_agree(onnxfuse, model, tmp_path):
+    source, out = model("a.onnx", CHAIN, DYNAMIC), tmp_path / "out.onnx"
+    result = onnxfuse("optimize", source, out)
+    assert result.code == 0, result.err
+    assert result.err == ""
+    assert "Original Model" in result.out
+    assert "agrees with the library" in result.out
+    assert "agrees without the library" in result.out
+    assert {p.name for p in tmp_path.iterdir()} == {"a.onnx", "out.onnx", "out.so"}
+    x = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
+    (y,) = package.InferenceSession(out).run(None, {"x": x})
+    assert np.allclose(y, np.maximum(np.exp(x) + x, 0), rtol=1e-5)
+    assert onnxfuse("compare", source, out).code == 0
+
+
+def test_a_second_run_writes_the_same_bytes(onnxfuse, model, tmp_path):
+    source = model("a.onnx", CHAIN)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    for folder in ("1", "2"):
+        assert onnxfuse("optimize", source, tmp_path / folder / "o.onnx", "--no-verify").code == 0
+    for name in ("o.onnx", "o.so"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+def test_the_data_has_the_schema_of_inspect(onnxfuse, model, tmp_path):
+    result = onnxfuse("optimize", model("a.onnx", CHAIN), tmp_path / "o.onnx", "--json")
+    data = json.loads(result.out)
+    (group,) = data["groups"]
+    assert set(group) == {"name", "op_type", "kind", "anchor", "template", "members", "reads", "writes", "bytes"}
+    assert [m["op"] for m in group["members"]] == ["Exp", "Add", "Relu"]
+    assert (group["reads"], group["writes"], group["bytes"]) == (["x"], ["y"], 32)
+    assert data["left"] == []
+    assert data["bytes"] == {"before": 4 * 4 * (2 + 3 + 2), "after": 32}
+    assert [r["ok"] for r in data["verified"]] == [True, True]
+    assert data["ops"]["before"] == {"Exp": 1, "Add": 1, "Relu": 1}
+
+
+def test_inspect_gives_the_same_groups_before_and_after(onnxfuse, model, tmp_path):
+    source, out = model("a.onnx", CHAIN), tmp_path / "o.onnx"
+    before = json.loads(onnxfuse("inspect", source, "--json").out)
+    assert onnxfuse("optimize", source, out, "--no-verify").code == 0
+    after = json.loads(onnxfuse("inspect", out, "--json").out)
+    names = [[m["op"] for m in g["members"]] for g in before["groups"]]
+    assert names == [["Exp", "Add", "Relu"]]
+    assert [[m["op"] for m in g["members"]] for g in after["groups"]] == names
+    assert [g["name"] for g in after["groups"]] == [g["name"] for g in before["groups"]]
+    assert onnxfuse("inspect", source, "--compile").code == 0
+
+
+def test_what_is_left_is_listed_with_a_code(onnxfuse, model):
+    source = model("a.onnx", "n = NonZero(x) \n y = Cast<to = 1>(n)", "(float[4] x) => (float[1,K] y)")
+    data = json.loads(onnxfuse("inspect", source, "--json").out)
+    left = {n["op"]: n["code"] for n in data["left"]}
+    assert "NonZero" in left
+    assert all(left.values())
+
+
+def test_a_dry_run_writes_nothing(onnxfuse, model, tmp_path):
+    source = model("a.onnx", CHAIN)
+    before = snapshot(tmp_path)
+    result = onnxfuse("optimize", source, "--dry-run")
+    assert result.code == 0
+    assert "nothing written" in result.out
+    assert onnxfuse("optimize", source, tmp_path / "o.onnx", "--dry-run", "--no-verify").code == 0
+    assert snapshot(tmp_path) == before
+
+
+def test_verbose_times_every_stage_on_standard_error(onnxfuse, model):
+    result = onnxfuse("optimize", model("a.onnx", CHAIN), "--dry-run", "-v")
+    stages = [line.split()[0] for line in result.err.splitlines()]
+    assert stages[:3] == ["read", "prepare", "atomize"]
+    assert stages[-1] == "verify"
+
+
+def test_fusion_flags_reach_the_fusion(onnxfuse, model):
+    source = model("a.onnx", CHAIN)
+
+    def sizes(*flags):
+        found = json.loads(onnxfuse("inspect", source, "--json", *flags).out)["groups"]
+        return [len(g["members"]) for g in found]
+
+    assert sizes() == [3]
+    assert sizes("--fusion-mode", "none") == [1, 1, 1]
+    assert max(sizes("--max-fusion-size", 2)) == 2
+
+
+def test_shapes_can_be_fixed(onnxfuse, model, tmp_path):
+    source, out = model("a.onnx", CHAIN, DYNAMIC), tmp_path / "o.onnx"
+    for flags in (("--overwrite-input-shape", "x:3,4"), ("--dim-param", "N=3")):
+        assert onnxfuse("optimize", source, out, *flags).code == 0
+        assert onnxruntime.InferenceSession(out).get_inputs()[0].shape == [3, 4]
+
+
+def test_weights_can_lie_beside_the_model(onnxfuse, model, tmp_path):
+    weights = {"w": np.ones((64, 64), np.float32)}
+    source = model("a.onnx", "m = MatMul(x, w) \n y = Relu(m)", "(float[N,64] x) => (float[N,64] y)", weights)
+    result = onnxfuse("optimize", source, tmp_path / "o.onnx", "--save-as-external-data")
+    assert result.code == 0, result.err
+    assert (tmp_path / "o.onnx.data").stat().st_size >= 64 * 64 * 4
+
+
+def test_the_users_data_is_used_for_the_check(onnxfuse, model, tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros((7, 4), np.float32))
+    result = onnxfuse(
+        "optimize", model("a.onnx", CHAIN, DYNAMIC), "--dry-run", "--json", "--input-data", tmp_path / "x.npz"
+    )
+    (run,) = json.loads(result.out)["verified"][1]["runs"]
+    assert run["inputs"] == {"x": [7, 4]}
+
+
+def test_trace_prints_a_stage_and_stops(onnxfuse, model, tmp_path):
+    source = model("a.onnx", CHAIN)
+    result = onnxfuse("trace", source, "--print-after", "lower", "--stop-after", "lower", "--dump", tmp_path / "stages")
+    assert result.code == 0
+    assert result.out.startswith("; after lower")
+    assert "total" in result.err
+    assert (tmp_path / "stages" / "04_lower.txt").is_file()
+    assert is_one_error(onnxfuse("trace", source, "--stop-after", "frobnicate"), "E_FLAG")
+
+
+# ---- bad input: one message, exit 1, no file touched
+
+
+def graph(text, opset=17):
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {text}')
+
+
+def garbage(folder):
+    (folder / "in.onnx").write_bytes(b"this is no model at all, just words" * 10)
+
+
+def truncated(folder):
+    proto = graph("(float[64] x) => (float[64] y) { y = Add(x, w) }")
+    proto.graph.initializer.append(numpy_helper.from_array(np.arange(64, dtype=np.float32), "w"))
+    data = proto.SerializeToString()
+    (folder / "in.onnx").write_bytes(data[: len(data) // 2])
+
+
+def empty(folder):
+    (folder / "in.onnx").write_bytes(b"")
+
+
+def directory(folder):
+    (folder / "in.onnx").mkdir()
+
+
+def missing(folder):
+    pass
+
+
+def invalid(folder):
+    onnx.save(graph("(float[4] x) => (float[4] y) { y = Add(x) }"), folder / "in.onnx")
+
+
+def undefined(folder):
+    onnx.save(graph("(float[4] x) => (float[4] y) { y = Add(x, nowhere) }"), folder / "in.onnx")
+
+
+def unknown_op(folder):
+    onnx.save(graph("(float[4] x) => (float[4] y) { y = Frobnicate(x) }"), folder / "in.onnx")
+
+
+def cyclic(folder):
+    onnx.save(graph("(float[4] x) => (float[4] y) { a = Add(x, b) \n b = Relu(a) \n y = Exp(b) }"), folder / "in.onnx")
+
+
+def no_external_data(folder):
+    proto = graph("(float[64] x) => (float[64] y) { y = Add(x, w) }")
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(64, np.float32), "w"))
+    onnx.save(proto, folder / "in.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
+    (folder / "w.data").unlink()
+
+
+def no_shape_found(folder):
+    text = "(float[N,M] x) => (float[1009,1009] y) { s = Constant<value_ints = [1009, 1009]>() \n y = Reshape(x, s) }"
+    onnx.save(graph(text), folder / "in.onnx")
+
+
+def fine(folder):
+    onnx.save(graph("(float[N,4] x) => (float[N,4] y) { y = Exp(x) }"), folder / "in.onnx")
+
+
+BAD = {
+    "not a model": (garbage, (), "out.onnx"),
+    "truncated": (truncated, (), "out.onnx"),
+    "empty": (empty, (), "out.onnx"),
+    "a directory": (directory, (), "out.onnx"),
+    "missing": (missing, (), "out.onnx"),
+    "invalid graph": (invalid, (), "out.onnx"),
+    "undefined value": (undefined, (), "out.onnx"),
+    "unknown op": (unknown_op, (), "out.onnx"),
+    "cyclic graph": (cyclic, (), "out.onnx"),
+    "missing external data": (no_external_data, (), "out.onnx"),
+    "missing dynamic shape": (no_shape_found, (), "out.onnx"),
+    "output folder missing": (fine, (), "nowhere/out.onnx"),
+    "output is a folder": (fine, (), "."),
+    "output is the input": (fine, (), "in.onnx"),
+    "output named like the library": (fine, (), "out.so"),
+    "wrong input name": (fine, ("--overwrite-input-shape", "z:1,4"), "out.onnx"),
+    "wrong input name in a test shape": (fine, ("--test-input-shape", "z:1,4"), "out.onnx"),
+    "wrong dimension": (fine, ("--overwrite-input-shape", "x:1,5"), "out.onnx"),
+    "wrong rank": (fine, ("--overwrite-input-shape", "x:1,4,1"), "out.onnx"),
+    "unknown symbol": (fine, ("--dim-param", "Q=3"), "out.onnx"),
+    "unknown target": (fine, ("--target-cpu", "z80"), "out.onnx"),
+    "missing input data": (fine, ("--input-data", "none.npz"), "out.onnx"),
+    "missing custom-op library": (fine, ("--custom-op-library", "none.so"), "out.onnx"),
+    "no output": (fine, (), None),
+}
+
+
+@pytest.mark.parametrize("case", BAD, ids=str)
+def test_bad_input_is_one_message_and_touches_nothing(onnxfuse, tmp_path, monkeypatch, case):
+    make, flags, out = BAD[case]
+    make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = snapshot(tmp_path)
+    result = onnxfuse("optimize", "in.onnx", *([out] if out is not None else []), *flags)
+    assert result.code == 1, result.err
+    assert result.out == ""
+    assert result.err.startswith("error[E_")
+    assert result.err.count("error[") == 1
+    assert "E_BUG" not in result.err
+    assert "Traceback" not in result.err
+    assert snapshot(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_written_is_refused(onnxfuse, model):
+    assert is_one_error(onnxfuse("optimize", model("a.onnx", CHAIN), "/proc/out.onnx"), "E_OUTPUT")  # not even by root
+
+
+# ---- the check
+
+
+def test_a_mismatch_writes_nothing_and_exits_with_2(onnxfuse, model, tmp_path, monkeypatch):
+    source, out = model("a.onnx", CHAIN), tmp_path / "o.onnx"
+    wrong = onnx.load(model("wrong.onnx", "y = Neg(x)"))
+    out.write_bytes(b"what was there")
+    before = snapshot(tmp_path)
+    monkeypatch.setattr(Bundle, "save", lambda self, path: onnx.save(wrong, path))
+    result = onnxfuse("optimize", source, out)
+    assert result.code == 2
+    assert "error[E_MISMATCH]" in result.err
+    assert "outputs y" in result.err
+    assert "Traceback" not in result.err
+    assert snapshot(tmp_path) == before
+
+
+def test_an_interrupt_leaves_no_file(onnxfuse, model, tmp_path, monkeypatch):
+    source = model("a.onnx", CHAIN)
+    before = snapshot(tmp_path)
+
+    def interrupt(self, path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bundle, "save", interrupt)
+    assert onnxfuse("optimize", source, tmp_path / "o.onnx").code == 130
+    assert snapshot(tmp_path) == before
