@@ -186,8 +186,11 @@ class Builder:
         """Stack storage, made in the entry block."""
         with self.ir.goto_entry_block():
             slot = self.ir.alloca(typ, size=ll.Constant(I64, count))
-        slot.align = align
-        return slot
+            slot.align = align
+            # llvmlite types an alloca's pointer and would not cast it to an equal opaque one.
+            opaque = ll.instructions.CastInstr(self.ir.block, "bitcast", slot, PTR)
+            self.ir._insert(opaque)
+            return opaque
 
     def nowhere(self) -> ll.Value:
         """Address of 16 readable zero bytes: where loads that must not happen are sent."""
