@@ -22,12 +22,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.analysis.kinds import same_extent
+from onnxfuse.analysis.maps import inline_loads
 from onnxfuse.analysis.traffic import dearest, point_cost
 from onnxfuse.errors import Refusal
-from onnxfuse.ir.expr import Expr, Load, Var, axes_of, i64, loads, rebuild, substitute, var
+from onnxfuse.ir.expr import Expr, Load, Var, axes_of, i64, loads
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Compute
-from onnxfuse.ir.simplify import as_dim, bounds, simplify
+from onnxfuse.ir.simplify import as_dim, bounds
 from onnxfuse.ir.types import Dim
 
 EXPENSIVE = 8  # Prim.cost from which a value is never computed twice (ir/prims.py)
@@ -105,18 +106,6 @@ def rows(
                 why = f"{problem.why}, and {v.name} (cost {dearest(made[v].body)}) must not be computed twice"
                 return Refusal("NF_RECOMPUTE", why)
         inline |= found.keys()
-
-
-def inline_loads(root: Expr, bodies: Mapping[Value, tuple[tuple[Axis, ...], Expr]]) -> Expr:
-    """`root` with loads of the given values replaced by their (already inlined) bodies."""
-
-    def leaf(e: Expr) -> Expr | None:
-        if not isinstance(e, Load) or e.source not in bodies:
-            return None
-        axes, body = bodies[e.source]
-        return substitute(body, {var(a): ix for a, ix in zip(axes, e.index, strict=True)})
-
-    return simplify(rebuild((root,), leaf)[0])
 
 
 def _inlined(members: Sequence[Compute], inline: set[Value]) -> dict[Value, tuple[Expr, ...]]:
