@@ -50,7 +50,7 @@ def check(ir: IR) -> None:
 
 @dataclass(slots=True)
 class _Check:
-    """What is checked, what was seen, and how to complain."""
+    """What is checked, what was seen, and how to complain. On hot paths the message is made only when it is needed."""
 
     ir: IR
     item: object = None
@@ -70,7 +70,8 @@ class _Check:
 
 def _dim(c: _Check, d: Dim, where: str) -> None:
     if isinstance(d, int):
-        c.need(d >= 0, "IR_DIM", f"{where}: dimension {d} is negative")
+        if d < 0:
+            c.fail("IR_DIM", f"{where}: dimension {d} is negative")
     elif d not in c.normal:
         c.need(d.dtype is DType.I64, "IR_DIM", f"{where}: dimension {d} is {d.dtype}, not i64")
         c.need(as_dim(d) is d, "IR_DIM", f"{where}: dimension {d} is not in normal form", f"normal form: {as_dim(d)}")
@@ -85,7 +86,8 @@ def _type(c: _Check, t: TensorType | None, where: str) -> None:
 def _distinct(c: _Check, things: Iterable[object], code: str, what: str) -> None:
     seen: set[object] = set()
     for x in things:
-        c.need(x not in seen, code, f"{what}: {x}")
+        if x in seen:
+            c.fail(code, f"{what}: {x}")
         seen.add(x)
 
 
@@ -105,14 +107,19 @@ def _expression(
     for e in walk(root):
         match e:
             case Var():
-                c.need(e.axis in bound, "IR_AXIS", f"axis {e.axis} is used but not bound here")
+                if e.axis not in bound:
+                    c.fail("IR_AXIS", f"axis {e.axis} is used but not bound here")
             case Sym():
-                c.need(e in syms, "IR_SYM", f"dimension {e} is bound by no input")
+                if e not in syms:
+                    c.fail("IR_SYM", f"dimension {e} is bound by no input")
             case Acc():
-                c.need(acc is not None, "IR_ACC", "the accumulator is used outside a reduction's result")
-                c.need(e.dtype is acc, "IR_ACC", f"the accumulator is {acc}, but is used as {e.dtype}")
+                if acc is None:
+                    c.fail("IR_ACC", "the accumulator is used outside a reduction's result")
+                if e.dtype is not acc:
+                    c.fail("IR_ACC", f"the accumulator is {acc}, but is used as {e.dtype}")
             case Load():
-                c.need(visible(e.source), "IR_VALUE", f"{e.source} is read but not defined before")
+                if not visible(e.source):
+                    c.fail("IR_VALUE", f"{e.source} is read but not defined before")
                 if e not in c.typed:
                     _load(c, e)
             case Apply():
@@ -125,16 +132,21 @@ def _load(c: _Check, e: Load) -> None:
     t = e.source.type
     if t is None:
         c.fail("IR_LOAD", f"{e.source} is read but has no tensor type")
-    c.need(t.dtype is e.dtype, "IR_DTYPE", f"{e} is typed {e.dtype}, its tensor is {t}")
-    c.need(t.dtype.computable, "IR_DTYPE", f"{e.source} is {t.dtype}: no kernel computes on it")
-    c.need(len(e.index) == t.rank, "IR_LOAD", f"{e} has {len(e.index)} indices, its tensor is {t}")
+    if t.dtype is not e.dtype:
+        c.fail("IR_DTYPE", f"{e} is typed {e.dtype}, its tensor is {t}")
+    if not t.dtype.computable:
+        c.fail("IR_DTYPE", f"{e.source} is {t.dtype}: no kernel computes on it")
+    if len(e.index) != t.rank:
+        c.fail("IR_LOAD", f"{e} has {len(e.index)} indices, its tensor is {t}")
     for i in e.index:
-        c.need(i.dtype is DType.I64, "IR_LOAD", f"index {i} of {e} is {i.dtype}, not i64")
+        if i.dtype is not DType.I64:
+            c.fail("IR_LOAD", f"index {i} of {e} is {i.dtype}, not i64")
 
 
 def _apply(c: _Check, e: Apply) -> None:
     prim, args = e.prim, [a.dtype for a in e.args]
-    c.need(len(args) == prim.arity, "IR_PRIM", f"{prim} takes {prim.arity} arguments, not {len(args)}")
+    if len(args) != prim.arity:
+        c.fail("IR_PRIM", f"{prim} takes {prim.arity} arguments, not {len(args)}")
     match prim.rule:
         case "where":
             right = args[0] is DType.BOOL and args[1] is args[2] is e.dtype
@@ -146,13 +158,16 @@ def _apply(c: _Check, e: Apply) -> None:
             right = e.dtype is DType.BOOL and len(set(args)) == 1
         case _:
             right = all(a is e.dtype for a in args)
-    c.need(right, "IR_DTYPE", f"{prim}({', '.join(args)}) cannot give {e.dtype}", f"in {e}")
+    if not right:
+        c.fail("IR_DTYPE", f"{prim}({', '.join(args)}) cannot give {e.dtype}", f"in {e}")
     half = any(a in _HALF for a in args) and prim.name not in _HALF_PRIMS
-    c.need(not half, "IR_DTYPE", f"{prim} on {args[0]}: half floats are computed in f32", f"in {e}")
+    if half:
+        c.fail("IR_DTYPE", f"{prim} on {args[0]}: half floats are computed in f32", f"in {e}")
 
 
 def _result(c: _Check, dtype: DType, wanted: DType, what: str) -> None:
-    c.need(dtype is wanted, "IR_DTYPE", f"{what} is {dtype}, must be {wanted}")
+    if dtype is not wanted:
+        c.fail("IR_DTYPE", f"{what} is {dtype}, must be {wanted}")
 
 
 # -- Graph -----------------------------------------------------------------------------------------------------------
@@ -219,9 +234,11 @@ def _compute(c: _Check, x: Compute, known: set[Value], syms: set[Sym]) -> None:
     c.need(t.dtype.computable, "IR_DTYPE", f"{x.out} is {t.dtype}: no kernel computes it")
     inner = x.reduce.axes if x.reduce is not None else ()
     _distinct(c, (*x.axes, *inner), "IR_AXIS", "an axis is bound twice")
-    c.need(len(x.axes) == t.rank, "IR_RANK", f"{x.out} is {t} but has {len(x.axes)} axes")
+    if len(x.axes) != t.rank:
+        c.fail("IR_RANK", f"{x.out} is {t} but has {len(x.axes)} axes")
     for axis, d in zip(x.axes, t.shape, strict=True):
-        c.need(same(axis.extent, d), "IR_RANK", f"axis {axis} runs over a dimension of extent {d} of {x.out}")
+        if axis.extent is not d and not same(axis.extent, d):
+            c.fail("IR_RANK", f"axis {axis} runs over a dimension of extent {d} of {x.out}")
     for axis in (*x.axes, *inner):
         _dim(c, axis.extent, f"axis {axis.name}")
     for e in _extents((*x.axes, *inner)):

@@ -13,7 +13,7 @@ from onnxfuse.ir.types import tensor
 from tests.ir.samples import KERNELS, LOOPS
 
 F32 = DType.F32
-LIMITS = (interp.LIMIT, 1000, 7, 1)
+LIMITS = (interp.LIMIT, 1000, 17)
 
 
 @pytest.fixture(params=LIMITS, ids=lambda n: f"blocks_of_{n}")
