@@ -5,6 +5,7 @@ model.onnx -> read -> prepare -> atomize -> lower -> fuse -> layout -> kernelize
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
@@ -25,6 +26,7 @@ from onnxfuse.frontend.prepare import prepare
 from onnxfuse.frontend.read import read
 from onnxfuse.frontend.rewrite import Note
 from onnxfuse.fuse import fuse
+from onnxfuse.inspection import inspect
 from onnxfuse.ir.graph import Graph
 from onnxfuse.ir.partition import Partition
 from onnxfuse.ir.plan import Library, Plans
@@ -101,8 +103,11 @@ def optimize(
     plans = stage("plan", lambda: plan(kernels, target))
     library = stage("generate", lambda: _library(plans, target, config))
     plans = plans if library is None else library.plans
+    # What `inspect` will say about the file, in the file.
+    record = {"inspection": json.dumps(inspect(plans.partition, plans).json(), separators=(",", ":"))}
     emission = stage(
-        "emit", lambda: emit(source, atomized, plans, library, mode=config.fusion.mode, target=target.name)
+        "emit",
+        lambda: emit(source, atomized, plans, library, mode=config.fusion.mode, target=target.name, record=record),
     )
     return Bundle(emission, library, plans.partition, plans, prepared.notes, config.save_as_external_data)
 

@@ -24,16 +24,17 @@ MAY = {
     "emit": {"ir", "frontend"},  # Source and Atomized: what was read, and how composites were cut
     "runtime": {"ir", "codegen"},
     "trace": {"ir"},
-    "pipeline": ALL,
-    "verify": {"ir", "pipeline"},
+    "pipeline": ALL | {"inspection", "verify"},
+    "api": ALL | {"pipeline", "verify"},
+    "verify": {"ir"},
     "report": {"ir", "inspection", "verify"},
     "inspection": {"ir", "analysis"},
     "cli": ALL | {"pipeline", "verify", "report", "runtime", "inspection"},
-    "__init__": ALL | {"pipeline", "verify", "report", "runtime", "inspection"},
+    "__init__": ALL | {"api", "pipeline", "verify", "report", "runtime", "inspection"},
     "__main__": {"cli"},
 }
 FENCES = {
-    "onnx": {"frontend", "emit", "verify"},
+    "onnx": {"frontend", "emit", "verify", "pipeline"},
     "onnx_ir": {"frontend", "emit", "verify"},
     "llvmlite": {"codegen"},
     "ziglang": {"codegen"},

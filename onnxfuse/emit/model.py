@@ -71,8 +71,12 @@ def emit(
     *,
     mode: str = "",
     target: str = "",
+    record: Mapping[str, str] | None = None,
 ) -> Emission:
-    """Write the model with a custom node for every compiled group (see the module docstring)."""
+    """Write the model with a custom node for every compiled group (see the module docstring).
+
+    `record` are further entries for the metadata, by name without the prefix.
+    """
     graph, partition = atomized.graph, plans.partition
     groups = {g.id: g for g in partition.groups if g.id in plans.calls and g.id not in plans.refused}
     calls = {gid: plans.calls[gid] for gid in groups}
@@ -87,7 +91,7 @@ def emit(
     model.opset_import.extend(source.model.opset_import)
     if functions:
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
-    _metadata(model, source.model, groups, calls, library, mode, target)
+    _metadata(model, source.model, groups, calls, library, mode, target, record or {})
     tensors = _fill_graph(model.graph, source.model.graph, graph, nodes)
     out = Emission(model, tensors)
     check(skeleton(model, tensors))
@@ -188,6 +192,7 @@ def _metadata(
     library: Library | None,
     mode: str,
     target: str,
+    record: Mapping[str, str],
 ) -> None:
     table = [
         {
@@ -207,6 +212,6 @@ def _metadata(
     }
     kept = [p for p in old.metadata_props if not p.key.startswith(PREFIX)]
     model.metadata_props.extend(kept)
-    for key, text in entries.items():
+    for key, text in {**entries, **record}.items():
         if text:
             model.metadata_props.add(key=PREFIX + key, value=text)
