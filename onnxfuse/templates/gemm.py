@@ -135,11 +135,10 @@ class Design:
         return -(-total * self.c.acc.bytes // 64) * 64
 
 
-@dataclass(frozen=True, slots=True)
 class Gemm:
     """The template: see the note above."""
 
-    name: str = "gemm"
+    name = "gemm"
 
     def propose(self, kernel: Kernel, target: Target) -> Sequence[Schedule] | Refusal:
         """One schedule, or why the kernel is not a matrix product worth blocking."""

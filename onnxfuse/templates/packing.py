@@ -11,7 +11,7 @@ anything else goes through emit_expr. Every row may be overrun by `lanes - 1` el
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -205,41 +205,114 @@ def _floor(build: Builder, value: Reg, by: int) -> Index:
 
 def _copy_run(build: Builder, env: Env, copy: _Copy, x: Axis, x0: Index, length: Index, dst: Reg, lanes: int) -> None:
     typ = reg_type(copy.load.dtype)
+    run = _open_run(build, env, copy, x0, length, lanes)
+
+    def plain(v: Index) -> None:
+        at = build.offset(run.src, build.mul(v, copy.step), typ)
+        build.store(_plain(build, at, typ, lanes, copy.step), build.offset(dst, v, typ))
+
+    def masked(v: Index) -> None:
+        build.store(_masked(build, run, copy, v, lanes), build.offset(dst, v, typ))
+
+    # A step of 2 reads one element more than it keeps: that one must be inside as well.
+    spare = copy.step - 1
+    if copy.bounds or copy.fixed:
+        _choose(build, x, length, lanes, (run.lo, build.sub(run.hi, spare)), plain, masked)
+        return
+    whole = build.mul(build.udiv(build.imax(build.sub(length, spare), 0), lanes), lanes)
+    with build.loop(0, whole, lanes, name="v") as v:
+        plain(v)
+    with build.loop(whole, length, lanes, name="v") as v:
+        masked(v)
+
+
+def _choose(
+    build: Builder,
+    x: Axis,
+    length: Index,
+    lanes: int,
+    inside: tuple[Index, Index],
+    plain: Callable[[Index], None],
+    masked: Callable[[Index], None],
+) -> None:
+    """Vectors that lie inside plainly, the others masked; short runs all masked, which needs no branch."""
+    lo, hi = inside
+    short = isinstance(x.extent, int) and x.extent < 3 * lanes
+    with build.loop(0, length, lanes, name="v") as v:
+        if short:
+            masked(v)
+        else:
+            b = build.ir
+            after = b.icmp_signed(">=", v, build.i64(lo))
+            before = b.icmp_signed("<=", build.i64(build.add(v, lanes)), build.i64(hi))
+            with build.if_else(b.and_(after, before), likely=True) as (then, other):
+                with then:
+                    plain(v)
+                with other:
+                    masked(v)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """One run of a copy: source of its first element, and which elements lo <= v < hi are read."""
+
+    src: Reg
+    lo: Index
+    hi: Index
+    low: Reg
+    high: Reg
+
+
+def _open_run(build: Builder, env: Env, copy: _Copy, x0: Index, length: Index, lanes: int) -> _Run:
+    typ = reg_type(copy.load.dtype)
     lo, hi = _valid(build, env, copy, x0, length)
     base = build.add(emit_expr(build, env, copy.base), build.mul(x0, copy.step))
     src = build.offset(env.buffers[copy.load.source].ptr, base, typ)
-    if copy.bounds or copy.fixed:
-        _masked_loop(build, src, dst, typ, lanes, copy, (0, length), (lo, hi))
-        return
-    # A step of 2 reads one element more than it keeps: the last vector is left to the masked side.
-    spare = 0 if copy.step == 1 else 1
-    whole = build.mul(build.udiv(build.imax(build.sub(length, spare), 0), lanes), lanes)
-    with build.loop(0, whole, lanes, name="v") as v:
-        at = build.offset(src, build.mul(v, copy.step), typ)
-        build.store(_plain(build, at, typ, lanes, copy.step), build.offset(dst, v, typ))
-    _masked_loop(build, src, dst, typ, lanes, copy, (whole, length), (lo, hi))
+    low, high = (build.splat(_clamped(build, x), lanes) for x in (lo, hi))
+    return _Run(src, lo, hi, low, high)
 
 
-def _masked_loop(
-    build: Builder,
-    src: Reg,
-    dst: Reg,
-    typ: Type,
+def pack_pairs(
+    build: Builder, env: Env, exprs: tuple[Expr, Expr], rows: Line, cols: Line, dsts: tuple[Reg, Reg], stride: Index,
     lanes: int,
-    copy: _Copy,
-    span: tuple[Index, Index],
-    valid: tuple[Index, Index],
+) -> None:  # fmt: skip
+    """Two factors that are the even and the odd elements of the same lines: every vector is loaded once.
+
+    `cols` is a single axis from 0. Does what two calls of pack_block would.
+    """
+    (x,) = cols.axes
+    typ = reg_type(exprs[0].dtype)
+    with build.loop(0, rows.count, name="row") as r:
+        row = env.at(decode(build, env, rows.axes, build.add(rows.start, r)))
+        copies = [_as_copy(row, e, x) for e in exprs] if lanes > 1 else [None, None]
+        outs = [build.offset(d, build.mul(r, stride), typ) for d in dsts]
+        even, odd = copies
+        if even is None or odd is None or even.step != 2 or odd.step != 2:
+            for e, out in zip(exprs, outs, strict=True):
+                _run(build, row.at(), e, x, 0, cols.count, out, lanes)
+        else:
+            _pair_run(build, row, (even, odd), x, cols.count, (outs[0], outs[1]), lanes)
+
+
+def _pair_run(
+    build: Builder, env: Env, copies: tuple[_Copy, _Copy], x: Axis, length: Index, outs: tuple[Reg, Reg], lanes: int
 ) -> None:
-    """Without branches: a mask per vector costs less than a mispredicted border."""
-    low, high = (build.splat(_clamped(build, x), lanes) for x in valid)
-    with build.loop(*span, lanes, name="v") as v:
-        at = build.offset(src, build.mul(v, copy.step), typ)
-        place = build.splat(build.ir.trunc(v, I32), lanes)
-        value = _masked(build, at, typ, lanes, copy.step, place, low, high)
-        if copy.pad is not None and (copy.pad.value != 0 or str(copy.pad.value) == "-0.0"):
-            keep = _within(build, list(range(lanes)), place, low, high)
-            value = build.select(keep, value, build.splat(literal(build, copy.pad), lanes))
-        build.store(value, build.offset(dst, v, typ))
+    typ = reg_type(copies[0].load.dtype)
+    runs = [_open_run(build, env, c, 0, length, lanes) for c in copies]
+
+    def plain(v: Index) -> None:
+        at = build.offset(runs[0].src, build.mul(v, 2), typ)
+        low, high = build.load(at, typ, lanes), build.load(build.offset(at, lanes, typ), typ, lanes)
+        for half, out in enumerate(outs):
+            value = build.shuffle(low, high, [2 * k + half for k in range(lanes)])
+            build.store(value, build.offset(out, v, typ))
+
+    def masked(v: Index) -> None:
+        for c, run, out in zip(copies, runs, outs, strict=True):
+            build.store(_masked(build, run, c, v, lanes), build.offset(out, v, typ))
+
+    inside = (build.imax(runs[0].lo, runs[1].lo), build.imin(runs[0].hi, runs[1].hi))
+    _choose(build, x, length, lanes, inside, plain, masked)
 
 
 def _clamped(build: Builder, x: Index) -> Reg:
@@ -255,17 +328,26 @@ def _plain(build: Builder, at: Reg, typ: Type, lanes: int, step: int) -> Reg:
     return build.shuffle(low, high, [2 * k for k in range(lanes)])
 
 
-def _masked(build: Builder, at: Reg, typ: Type, lanes: int, step: int, place: Reg, low: Reg, high: Reg) -> Reg:
-    """Lanes k with low <= place + k < high; element k is `step * k` after `at`."""
-    if step == 1:
-        return build.masked_load(at, typ, _within(build, list(range(lanes)), place, low, high))
-    none = 1 << 30  # elements between: never wanted
-    parts = []
-    for half in range(step):
-        first = half * lanes
-        wanted = [(first + k) // step if (first + k) % step == 0 else none for k in range(lanes)]
-        parts.append(build.masked_load(build.offset(at, first, typ), typ, _within(build, wanted, place, low, high)))
-    return build.shuffle(parts[0], parts[1], [2 * k for k in range(lanes)])
+def _masked(build: Builder, run: _Run, copy: _Copy, v: Index, lanes: int) -> Reg:
+    """Elements v .. v+lanes of a run, padding where they are outside."""
+    typ = reg_type(copy.load.dtype)
+    at = build.offset(run.src, build.mul(v, copy.step), typ)
+    place = build.splat(build.ir.trunc(build.i64(v), I32), lanes)
+    inside = _within(build, list(range(lanes)), place, run.low, run.high)
+    if copy.step == 1:
+        value = build.masked_load(at, typ, inside)
+    else:
+        none = 1 << 30  # elements between: never wanted
+        parts = []
+        for half in range(2):
+            first = half * lanes
+            wanted = [(first + k) // 2 if (first + k) % 2 == 0 else none for k in range(lanes)]
+            mask = _within(build, wanted, place, run.low, run.high)
+            parts.append(build.masked_load(build.offset(at, first, typ), typ, mask))
+        value = build.shuffle(parts[0], parts[1], [2 * k for k in range(lanes)])
+    if copy.pad is None or (copy.pad.value == 0 and str(copy.pad.value) != "-0.0"):
+        return value
+    return build.select(inside, value, build.splat(literal(build, copy.pad), lanes))
 
 
 def _within(build: Builder, positions: list[int], place: Reg, low: Reg, high: Reg) -> Reg:

@@ -29,7 +29,7 @@ from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.ir.simplify import dim_expr, simplify
 from onnxfuse.target import Target
-from onnxfuse.templates.packing import Line, decode, pack_block
+from onnxfuse.templates.packing import Line, decode, pack_block, pack_pairs
 
 MAX_TAPS = 64  # taps are unrolled
 LINES = 4  # output lines computed together: a loaded line serves up to that many
@@ -54,11 +54,10 @@ class _Shape:
     tasks: Index
 
 
-@dataclass(frozen=True, slots=True)
 class Windowed:
     """The template: see the note above."""
 
-    name: str = "window"
+    name = "window"
 
     def propose(self, kernel: Kernel, target: Target) -> Sequence[Schedule] | Refusal:
         """One schedule, or why the kernel is no window over planes."""
@@ -190,19 +189,26 @@ def _copy_lines(
     rows = build.add(build.mul(build.sub(build.sub(stop, start), 1), w.y.stride), w.y.reach)
     count = build.add(s.width, _tail_reach(w.x))
     place = plane if w.y.out is None else plane.at({w.y.out: build.i64(start)})
-    for phase in range(w.x.stride):
-        index = list(w.source.index)
-        at_x = simplify(var(col) * w.x.stride + (phase + w.x.offset))
-        guard: Expr = (at_x >= 0) & (at_x < dim_expr(w.x.size))
-        index[-1] = at_x
-        if w.y.out is not None or w.y.tap is not None:
-            above: Expr = i64(0) if w.y.out is None else var(w.y.out) * w.y.stride
-            at_y = simplify(above + var(row) + w.y.offset)
-            guard = guard & (at_y >= 0) & (at_y < dim_expr(w.y.size))
-            index[-2] = at_y
-        value = where(simplify(guard), load(w.source.source, tuple(index), w.acc), w.pad)
-        dst = build.offset(mine, build.mul(s.part, phase), reg_type(w.acc))
-        pack_block(build, place, value, Line((row,), 0, rows), Line((col,), 0, count), dst, s.line, lanes)
+    exprs = [_source(w, row, col, phase) for phase in range(w.x.stride)]
+    dsts = [build.offset(mine, build.mul(s.part, phase), reg_type(w.acc)) for phase in range(w.x.stride)]
+    outer, inner = Line((row,), 0, rows), Line((col,), 0, count)
+    if w.x.stride == 2:
+        pack_pairs(build, place, (exprs[0], exprs[1]), outer, inner, (dsts[0], dsts[1]), s.line, lanes)
+        return
+    for value, dst in zip(exprs, dsts, strict=True):
+        pack_block(build, place, value, outer, inner, dst, s.line, lanes)
+
+
+def _source(w: Window, row: Axis, col: Axis, phase: int) -> Expr:
+    """Element `stride * col + phase` of source line `row` (counted from the first one of the band), or padding."""
+    index = list(w.source.index)
+    index[-1] = simplify(var(col) * w.x.stride + (phase + w.x.offset))
+    guard: Expr = (index[-1] >= 0) & (index[-1] < dim_expr(w.x.size))
+    if w.y.out is not None or w.y.tap is not None:
+        above: Expr = i64(0) if w.y.out is None else var(w.y.out) * w.y.stride
+        index[-2] = simplify(above + var(row) + w.y.offset)
+        guard = guard & (index[-2] >= 0) & (index[-2] < dim_expr(w.y.size))
+    return where(simplify(guard), load(w.source.source, tuple(index), w.acc), w.pad)
 
 
 def _weights(build: Builder, plane: Env, w: Window) -> dict[tuple[int, int], Reg]:

@@ -55,7 +55,7 @@ def anchored(
     init: Lit | None = None,
 ) -> Kernel:
     """sum over k of body, then the epilogue (value, output index) -> value."""
-    red = Reduce(tuple(k), PRIMS[combine], init or lit(0, body.dtype), body.dtype)
+    red = Reduce(tuple(k), PRIMS[combine], lit(0, body.dtype) if init is None else init, body.dtype)
     at = tuple(var(a) for a in outer) if index is None else index
     every = (*inputs, *extra)
     final: Expr = acc(body.dtype)
