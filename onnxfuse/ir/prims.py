@@ -96,6 +96,16 @@ def _f64(fn: Callable[..., Array]) -> Callable[..., Array]:
     return run
 
 
+def _pow(a: Array, b: Array) -> Array:
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype.kind not in "iu":
+        return _f64(np.power)(a, b)
+    negative = b < 0
+    unit = np.where(b % 2 == 0, np.ones_like(a), a)  # of +-1
+    fraction = np.where((a == 1) | (a + 1 == 0), unit, np.zeros_like(a))
+    return np.where(negative, fraction, np.power(a, np.where(negative, np.zeros_like(b), b))).astype(a.dtype)
+
+
 def _shl(a: Array, b: Array) -> Array:
     bits = np.asarray(a).dtype.itemsize * 8
     return np.where(b >= bits, np.zeros_like(a), np.left_shift(a, np.minimum(b, bits - 1).astype(np.asarray(b).dtype)))
@@ -124,9 +134,7 @@ _ROWS = (
     _row("abs", 1, "same", np.abs),
     _row("min", 2, "same", np.minimum, commutative=True),  # NaN if either is NaN
     _row("max", 2, "same", np.maximum, commutative=True),
-    _row(
-        "pow", 2, "same", lambda a, b: _f64(np.power)(a, b) if np.asarray(a).dtype.kind == "f" else np.power(a, b), 40
-    ),
+    _row("pow", 2, "same", _pow, 40),  # integers wrap; a negative exponent truncates (0, or +-1 for +-1)
     _row("sqrt", 1, "same", np.sqrt, 8),
     _row("exp", 1, "same", _f64(np.exp), 12),
     _row("log", 1, "same", _f64(np.log), 12),

@@ -9,6 +9,7 @@ from onnxfuse.ir.graph import Value
 from onnxfuse.ir.interp import Block, Env, convert, eval_expr, run_kernel, run_loops
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.parse import parse_kernel, parse_loops
+from onnxfuse.ir.prims import PRIMS
 from onnxfuse.ir.types import tensor
 from tests.ir.samples import KERNELS, LOOPS
 
@@ -142,6 +143,25 @@ def test_casts_round_to_nearest_even_and_integers_wrap():
     ints = np.array([300, -1, 2**40 + 5], np.int64)
     assert convert(ints, DType.I64, DType.U8).tolist() == [44, 255, 5]
     assert convert(ints, DType.I64, DType.BOOL).tolist() == [True] * 3
+
+
+def test_integer_arithmetic_never_traps():
+    a, b = np.array([7, -7, 7, -7, 0], np.int32), np.array([2, 2, -2, 0, 0], np.int32)
+    low = np.array([I32_MIN], np.int32)
+
+    def run(name, x, y):
+        return PRIMS[name].numpy(x, y).tolist()
+
+    assert run("idiv", a, b) == [3, -3, -3, 0, 0]
+    assert run("floordiv", a, b) == [3, -4, -4, 0, 0]
+    assert run("mod", a, b) == [1, 1, -1, 0, 0]
+    assert run("fmod", a, b) == [1, -1, 1, 0, 0]
+    assert run("idiv", low, np.array([-1], np.int32)) == [I32_MIN]
+    assert run("pow", np.array([2, 2, -1, -1, 1, 0], np.int32), np.array([10, -1, -3, -2, -5, 0], np.int32)) == [
+        1024, 0, -1, 1, 1, 1,
+    ]  # fmt: skip
+    assert run("shl", np.array([1, 1], np.uint8), np.array([7, 8], np.uint8)) == [128, 0]
+    assert run("shr", np.array([255, 255], np.uint8), np.array([7, 9], np.uint8)) == [1, 0]
 
 
 def test_half_sums_accumulate_in_f32():
