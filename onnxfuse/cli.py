@@ -27,7 +27,7 @@ from onnxfuse.config import Config, FusionConfig, FusionMode, PrepareConfig, Ver
 from onnxfuse.errors import OnnxfuseError, UsageError, VerifyError
 
 if TYPE_CHECKING:
-    from onnxfuse.emit.bundle import Written
+    from onnxfuse.emit.bundle import Staged, Written
     from onnxfuse.inspection import Inspection
     from onnxfuse.ir.plan import Plans
     from onnxfuse.pipeline import Bundle
@@ -202,29 +202,34 @@ def optimize(
     progress = _Progress(verbose)
     with progress:
         bundle = pipeline.optimize(model, config, _trace(model, progress), progress.starts)
-        reports: tuple[Report, ...] = ()
-        if verify:
-            with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder, progress.step("verify"):
-                reports = _verify_result(model, bundle, Path(folder), config, custom_op_library or ())
-        written = None
-        if output is not None and not dry_run:
+        with contextlib.ExitStack() as stack:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-"))
             with progress.step("write"):
-                written = bundle.save(output)
+                where = output if output is not None and not dry_run else Path(scratch) / "model.onnx"
+                pair = stack.enter_context(bundle.staged(where))
+            with progress.step("verify"):
+                reports = _verify_pair(model, pair, config, custom_op_library or ()) if verify else ()
+            written = pair.publish() if output is not None and not dry_run else None
     _print_result(model, bundle, written, reports, json)
 
 
-def _verify_result(
-    model: Path, bundle: Bundle, folder: Path, config: Config, custom_op_libraries: Sequence[Path]
-) -> tuple[Report, ...]:
-    """Compare in a private folder; a mismatch is shown before it is raised."""
-    from onnxfuse.verify.bundle import MismatchError, verify_bundle
+def _verify_pair(model: Path, pair: Staged, config: Config, custom_op_libraries: Sequence[Path]) -> tuple[Report, ...]:
+    """Compare before it is published; a mismatch is shown before it is raised."""
+    from onnxfuse.verify.bundle import MismatchError, verify_pair
+
+    def named(reports: Iterable[Report]) -> tuple[Report, ...]:
+        """The names people gave, in place of the hidden folder's."""
+        library = str(pair.target.with_suffix(".so"))
+        return tuple(
+            replace(r, candidate=str(pair.target), libraries=tuple(library for _ in r.libraries)) for r in reports
+        )
 
     try:
-        return verify_bundle(model, bundle, folder, config, custom_op_libraries)
+        return named(verify_pair(model, pair.model, pair.library, config, custom_op_libraries))
     except MismatchError as exc:
         from onnxfuse import report
 
-        report.show(*(report.comparison(r) for r in exc.reports if not r.ok), stderr=True)
+        report.show(*(report.comparison(r) for r in named(exc.reports) if not r.ok), stderr=True)
         raise
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from os import PathLike
 from typing import TypeVar
@@ -16,7 +17,7 @@ import onnx
 from onnxfuse.codegen.generate import generate
 from onnxfuse.codegen.object import host_features
 from onnxfuse.config import Config
-from onnxfuse.emit.bundle import Written, write
+from onnxfuse.emit.bundle import Staged, Written, staged
 from onnxfuse.emit.model import Emission, emit
 from onnxfuse.frontend.atomize import atomize
 from onnxfuse.frontend.fold import Evaluate
@@ -64,8 +65,13 @@ class Bundle:
 
     def save(self, path: str | PathLike[str]) -> Written:
         """Write `path` and, beside it, the library (`.so`), both or neither. Raises UsageError when it cannot."""
+        with self.staged(path) as pair:
+            return pair.publish()
+
+    def staged(self, path: str | PathLike[str]) -> AbstractContextManager[Staged]:
+        """The same files in a hidden directory beside `path`, to look at before `publish` puts them in place."""
         image = self.library.image if self.library is not None else None
-        return write(self.emission, image, path, external_data=self.save_as_external_data)
+        return staged(self.emission, image, path, external_data=self.save_as_external_data)
 
 
 def optimize(

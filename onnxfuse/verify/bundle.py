@@ -22,14 +22,21 @@ class Saveable(Protocol):
 def verify_bundle(
     model: ort.Source, bundle: Saveable, folder: Path, config: Config, custom_op_libraries: Sequence[Path] = ()
 ) -> tuple[Report, ...]:
+    """Save to `folder` and compare there (see `verify_pair`)."""
+    saved = folder / "model.onnx"
+    bundle.save(saved)
+    library = saved.with_suffix(".so")
+    return verify_pair(model, saved, library if library.exists() else None, config, custom_op_libraries)
+
+
+def verify_pair(
+    model: ort.Source, saved: Path, library: Path | None, config: Config, custom_op_libraries: Sequence[Path] = ()
+) -> tuple[Report, ...]:
     """Compare without and with the library; all reports when they agree.
 
     Raises VerifyError E_MISMATCH; its `reports` attribute holds the comparison for printing.
     """
-    saved = folder / "model.onnx"
-    bundle.save(saved)
-    library = saved.with_suffix(".so")
-    libraries = [None, library] if library.exists() else [None]
+    libraries = [None, library] if library is not None else [None]
     reports = compare_many(
         model, saved, libraries, config=config.verify, custom_op_libraries=custom_op_libraries, threads=0
     )
