@@ -71,9 +71,9 @@ def convert(build: Builder, x: ir.Value, src: DType, dst: DType) -> ir.Value:
 def _float_to_int(build: Builder, x: ir.Value, dst: DType) -> ir.Value:
     """Truncate; NaN and out of range become the minimum of i32 (or i64), then wrap to narrower types."""
     b, n = build.ir, lanes_of(x)
-    if dst is DType.U64:
-        return _float_to_u64(build, x)
-    wide = I32 if reg_type(dst).width < 32 or dst is DType.I32 else I64
+    if dst in (DType.U32, DType.U64):
+        return _float_to_unsigned(build, x, reg_type(dst))
+    wide = I64 if dst is DType.I64 else I32
     r = _truncate(build, x, wide)
     return b.trunc(r, vec(reg_type(dst), n)) if reg_type(dst).width < wide.width else r
 
@@ -92,14 +92,15 @@ def _truncate(build: Builder, x: ir.Value, typ: ir.IntType) -> ir.Value:
     return b.select(fits, r, build.like(r, -(1 << (typ.width - 1))))
 
 
-def _float_to_u64(build: Builder, x: ir.Value) -> ir.Value:
-    """As compilers do it: x >= 2**63 goes through x - 2**63."""
+def _float_to_unsigned(build: Builder, x: ir.Value, typ: ir.IntType) -> ir.Value:
+    """As compilers do it: x >= 2**(bits-1) goes through x - 2**(bits-1)."""
     b = build.ir
-    half = build.like(x, 2.0**63)
+    top = 1 << (typ.width - 1)
+    half = build.like(x, float(top))
     big = b.fcmp_ordered(">=", x, half)
-    low = _truncate(build, x, I64)
-    high = _truncate(build, b.fsub(x, half), I64)
-    return b.select(big, b.xor(high, build.like(high, -(1 << 63))), low)
+    low = _truncate(build, x, typ)
+    high = _truncate(build, b.fsub(x, half), typ)
+    return b.select(big, b.xor(high, build.like(high, -top)), low)
 
 
 def half_to_float(build: Builder, x: ir.Value, src: DType) -> ir.Value:
