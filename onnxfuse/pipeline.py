@@ -105,7 +105,7 @@ def optimize(
     partition = stage("fuse", lambda: fuse(loops, config.fusion))
     # Before kernelize: loops follow the memory order.
     partition = stage("layout", lambda: layout(partition, target))
-    kernels = stage("kernelize", lambda: kernelize(partition), lambda made: made.partition)
+    kernels = stage("kernelize", lambda: kernelize(partition))
     plans = stage("plan", lambda: plan(kernels, target))
     library = stage("generate", lambda: _library(plans, target, config))
     plans = plans if library is None else library.plans
