@@ -21,6 +21,8 @@ from onnxfuse.ir.prims import Prim
 from onnxfuse.ir.simplify import dim_expr, poly, simplify
 from onnxfuse.ir.types import Dim
 
+MAX_MULTIPLIER = 4  # output channels per input channel up to which planes are still computed one by one
+
 
 @dataclass(frozen=True, slots=True)
 class Slide:
@@ -99,6 +101,9 @@ def window(kernel: Kernel) -> Window | Refusal:
     sliding = taps | {a for a in (x.out, y.out) if a is not None}
     if axes_of(*lead) & sliding or (weight is not None and axes_of(weight) & (sliding - taps)):
         return Refusal("WINDOW_FORM", "another index slides, or the weight varies along the output")
+    alone = set() if weight is None else axes_of(weight) - taps - axes_of(source)
+    if any(not isinstance(a.extent, int) or a.extent > MAX_MULTIPLIER for a in alone):
+        return Refusal("WINDOW_ROWS", "the weight has output axes of its own: a matrix product")
     if not _exact(conds, source, sliding):
         return Refusal("WINDOW_GUARD", "the guard is not the extent of the source")
     if weight is not None and pad.value != 0:

@@ -182,3 +182,52 @@ def concrete(d: Dim, sizes: dict[Sym, int]) -> int:
     e = simplify(substitute(d, {s: i64(n) for s, n in sizes.items()}))
     assert isinstance(e, Lit), e
     return int(e.value)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a convolution does; makes its kernel."""
+
+    window: Sequence[int]
+    strides: Sequence[int]
+    dilations: Sequence[int]
+    pads: Sequence[tuple[int, int]]
+    groups: int = 1
+
+    def kernel(
+        self, n: Dim, channels: int, size: Sequence[Dim], features: int, *, const: bool = True,
+        epilogue: Epilogue | None = None, extra: Sequence[Value] = (),
+        prologue: Callable[[Expr], Expr] | None = None,
+    ) -> Kernel:  # fmt: skip
+        return conv(
+            n, channels, size, features, self.window, strides=self.strides, dilations=self.dilations, pads=self.pads,
+            groups=self.groups, const=const, epilogue=epilogue, extra=extra, prologue=prologue,
+        )  # fmt: skip
+
+
+def convolve(x: np.ndarray, w: np.ndarray, s: Setting) -> np.ndarray:
+    """The convolution in f64 by explicit loops over taps."""
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    rank = x.ndim - 2
+    x = np.pad(x, [(0, 0), (0, 0), *s.pads])
+    features, cg = w.shape[:2]
+    fg = features // s.groups
+    outs = [(x.shape[2 + i] - s.dilations[i] * (w.shape[2 + i] - 1) - 1) // s.strides[i] + 1 for i in range(rank)]
+    y = np.zeros([x.shape[0], features, *outs])
+    for tap in np.ndindex(*w.shape[2:]):
+        first = [tap[i] * s.dilations[i] for i in range(rank)]
+        cut = tuple(slice(first[i], first[i] + (outs[i] - 1) * s.strides[i] + 1, s.strides[i]) for i in range(rank))
+        part = x[(slice(None), slice(None), *cut)]
+        for g in range(s.groups):
+            here = w[(slice(g * fg, (g + 1) * fg), slice(None), *tap)]
+            y[:, g * fg : (g + 1) * fg] += np.einsum("nc...,fc->nf...", part[:, g * cg : (g + 1) * cg], here)
+    return y
+
+
+def within(got: np.ndarray, x: np.ndarray, w: np.ndarray, s: Setting) -> None:
+    """`got` is the convolution within the error bound of its sums in any order."""
+    want = convolve(x, w, s)
+    depth = int(np.prod(w.shape[1:]))
+    bound = (depth + 2) * np.finfo(np.float32).eps * convolve(np.abs(x), np.abs(w), s) + 1e-30
+    assert got.shape == want.shape
+    assert (np.abs(got.astype(np.float64) - want) <= bound).all()

@@ -1,0 +1,231 @@
+"""The blocked matrix product agrees with numpy for every layout, size around the tile borders, dtype and epilogue."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from onnxfuse.analysis.roles import Contraction, roles
+from onnxfuse.codegen.object import host_features
+from onnxfuse.errors import Refusal
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Expr, apply, load, sym, var
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.kernel import Kernel
+from onnxfuse.ir.loops import Axis
+from onnxfuse.ir.plan import Plan
+from onnxfuse.ir.types import tensor
+from onnxfuse.runtime.jit import Jitted, jit
+from onnxfuse.target import Target, by_name
+from onnxfuse.templates.gemm import GEMM
+from tests.templates.contractions import anchored, element, matmul
+
+NATIVE = by_name("native", host_features())
+WIDE = replace(NATIVE, vector_bits=512, vector_regs=32)  # LLVM splits what the CPU does not have
+NARROW = by_name("x86-64-v2")  # no fma, no masked loads
+M, N, K, B = (sym(n) for n in "MNKB")
+
+
+def compiled(kernel: Kernel, target: Target = NATIVE) -> Jitted:
+    found = GEMM.propose(kernel, target)
+    assert not isinstance(found, Refusal), found
+    return jit(Plan(kernel, found[0], GEMM), target)
+
+
+def close(got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: type = np.float32) -> None:
+    """Within the error bound of a sum of K products in any order."""
+    k = a.shape[-1]
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    bound = (k + 2) * np.finfo(dtype).eps * (np.abs(x) @ np.abs(y)) + 1e-30
+    assert got.shape == (x @ y).shape
+    assert (np.abs(got.astype(np.float64) - x @ y) <= bound).all()
+
+
+def operands(m: int, n: int, k: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    return rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
+
+
+SIZES = [
+    *itertools.product((1, 2, 3, 5, 6, 7, 12, 13), (1, 7, 8, 9, 15, 16, 17, 33), (1, 5)),
+    *itertools.product((1, 6, 13), (1, 16, 25), (0, 2, 3, 4, 255, 256, 257, 520)),
+    (97, 130, 64), (98, 257, 3), (1, 400, 30), (400, 1, 30), (0, 5, 6), (5, 0, 6),
+]  # fmt: skip
+LAYOUTS = [(ta, tb, tout) for ta in (False, True) for tb in (False, True) for tout in (False, True)]
+
+
+@pytest.mark.parametrize(("ta", "tb", "tout"), LAYOUTS)
+def test_every_size_around_the_tile_borders(ta: bool, tb: bool, tout: bool) -> None:
+    run = compiled(matmul([], M, N, K, ta=ta, tb=tb, tout=tout))
+    rng = np.random.default_rng(1)
+    for m, n, k in SIZES:
+        a, b = operands(m, n, k, rng)
+        got = run([a.T.copy() if ta else a, b.T.copy() if tb else b])[0]
+        close(got.T if tout else got, a, b)
+
+
+@pytest.mark.parametrize("target", [WIDE, NARROW], ids=["512 bits", "128 bits without fma"])
+def test_other_vector_widths(target: Target) -> None:
+    rng = np.random.default_rng(2)
+    for tb in (False, True):
+        run = compiled(matmul([], M, N, K, tb=tb), target)
+        for m, n, k in [*SIZES[::5], (29, 65, 40), (14, 32, 8), (15, 33, 8)]:
+            a, b = operands(m, n, k, rng)
+            close(run([a, b.T.copy() if tb else b])[0], a, b)
+
+
+@pytest.mark.parametrize("const", ["A", "B"])
+@pytest.mark.parametrize(("n", "k"), [(37, 45), (64, 300)])
+def test_constant_operands_are_packed_once(const: str, n: int, k: int) -> None:
+    kernel = matmul([], n if const == "A" else M, M if const == "A" else n, k, const=const)
+    run = compiled(kernel)
+    assert run.fast.pack is not None
+    rng = np.random.default_rng(3)
+    for m in (1, 4, 6, 19, 130):
+        a, b = operands(n if const == "A" else m, m if const == "A" else n, k, rng)
+        close(run([a, b])[0], a, b)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4])
+@pytest.mark.parametrize("const", ["", "B"])
+def test_few_rows(m: int, const: str) -> None:
+    run = compiled(matmul([], m, 150, 300, const=const))
+    a, b = operands(m, 150, 300, np.random.default_rng(4))
+    close(run([a, b])[0], a, b)
+
+
+@pytest.mark.parametrize("tb", [False, True])
+@pytest.mark.parametrize(("shared_a", "shared_b"), [(False, False), (False, True), (True, False)])
+def test_batches(tb: bool, shared_a: bool, shared_b: bool) -> None:
+    kernel = matmul([B, 3], M, 20, K, tb=tb, shared_a=shared_a, shared_b=shared_b)
+    run = compiled(kernel)
+    rng = np.random.default_rng(5)
+    for batch, m, k in [(0, 4, 5), (1, 4, 5), (2, 13, 70)]:
+        a = rng.standard_normal((m, k) if shared_a else (batch, 3, m, k)).astype(np.float32)
+        b = rng.standard_normal((k, 20) if shared_b else (batch, 3, k, 20)).astype(np.float32)
+        got = run([a, np.swapaxes(b, -1, -2).copy() if tb else b])[0]
+        close(got, np.broadcast_to(a, (batch, 3, m, k)), np.broadcast_to(b, (batch, 3, k, 20)))
+
+
+def test_the_order_of_tasks_does_not_change_a_bit() -> None:
+    run = compiled(matmul([], 200, 300, 600))
+    a, b = operands(200, 300, 600, np.random.default_rng(6))
+    first = run([a, b])[0]
+    for seed in (1, 2):
+        assert np.array_equal(first, run([a, b], seed=seed, shift=4)[0])
+
+
+def test_the_product_may_stand_in_either_order() -> None:
+    run = compiled(matmul([], 30, 40, 50, flip=True))
+    a, b = operands(30, 40, 50, np.random.default_rng(7))
+    close(run([a, b])[0], a, b)
+
+
+@pytest.mark.parametrize("tout", [False, True])
+def test_epilogue_with_biases_residual_and_a_diamond(tout: bool) -> None:
+    row, col = Value("row", tensor(DType.F32, [M])), Value("col", tensor(DType.F32, [N]))
+    rest = Value("rest", tensor(DType.F32, [N, M] if tout else [M, N]))
+
+    def epilogue(x: Expr, at: tuple[Expr, ...]) -> Expr:
+        m, n = reversed(at) if tout else at
+        y = x + element(row, m) + element(col, n)
+        return y / (1.0 + apply("exp", -y)) + element(rest, *at)
+
+    kernel = matmul([], M, N, 40, tout=tout, epilogue=epilogue, extra=[row, col, rest])
+    run = compiled(kernel)
+    rng = np.random.default_rng(8)
+    for m, n in [(1, 1), (6, 16), (13, 35), (100, 40)]:
+        a, b = operands(m, n, 40, rng)
+        r, c = rng.standard_normal(m).astype(np.float32), rng.standard_normal(n).astype(np.float32)
+        z = rng.standard_normal((m, n)).astype(np.float32)
+        got = run([a, b, r, c, z.T.copy() if tout else z])[0]
+        y = a.astype(np.float64) @ b + r[:, None] + c
+        np.testing.assert_allclose(got.T if tout else got, y / (1 + np.exp(-y)) + z, rtol=1e-4, atol=1e-5)
+
+
+def test_f64() -> None:
+    run = compiled(matmul([], 20, 30, 50, dtype=DType.F64))
+    rng = np.random.default_rng(9)
+    a, b = rng.standard_normal((20, 50)), rng.standard_normal((50, 30))
+    close(run([a, b])[0], a, b, np.float64)
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+@pytest.mark.parametrize("const", ["", "B"])
+def test_half_precision_accumulates_in_f32(dtype: DType, const: str) -> None:
+    run = compiled(matmul([], M, 30, 50, dtype=dtype, acc_dtype=DType.F32, const=const))
+    rng = np.random.default_rng(10)
+    a, b = (x.astype(dtype.numpy) for x in operands(21, 30, 50, rng))
+    got = run([a, b])[0].astype(np.float64)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    eps = 2.0**-10 if dtype is DType.F16 else 2.0**-7
+    assert (np.abs(got - want) <= eps * np.abs(want) + 1e-4).all()
+
+
+def test_integers_are_exact() -> None:
+    kernel = matmul([], M, N, 50, dtype=DType.I8, acc_dtype=DType.I32)
+    out = Value("C", tensor(DType.I32, [M, N]))
+    store = replace(kernel.stages[0].stores[0], target=out, value=kernel.stages[0].stores[0].value.args[0])  # type: ignore[attr-defined]
+    kernel = replace(kernel, outputs=(out,), stages=(replace(kernel.stages[0], stores=(store,)),))
+    run = compiled(kernel)
+    rng = np.random.default_rng(11)
+    a, b = (rng.integers(-128, 128, s).astype(np.int8) for s in ((13, 50), (50, 35)))
+    assert np.array_equal(run([a, b])[0], a.astype(np.int32) @ b.astype(np.int32))
+
+
+def test_a_pointwise_prologue_is_evaluated_while_packing() -> None:
+    m, n, k = Axis("m", M), Axis("n", N), Axis("k", K)
+    a, b = Value("A", tensor(DType.F32, [M, K])), Value("B", tensor(DType.F32, [K, N]))
+    x = element(a, var(m), var(k))
+    y = element(b, var(k), var(n))
+    body = apply("max", x, 0.0) * (y * y + 1.0)
+    kernel = anchored("mm", [a, b], [m, n], [k], body, Value("C", tensor(DType.F32, [M, N])))
+    p, q = operands(33, 50, 70, np.random.default_rng(12))
+    close(compiled(kernel)([p, q])[0], np.maximum(p, 0), q * q + 1)
+
+
+def test_a_batch_that_broadcasts_at_run_time_is_addressed_so() -> None:
+    b0, m, n, k = Axis("b", B), Axis("m", M), Axis("n", 20), Axis("k", 30)
+    q = sym("Q")
+    a, b = Value("A", tensor(DType.F32, [B, M, 30])), Value("B", tensor(DType.F32, [q, 30, 20]))
+    at = apply("bcast", var(b0), q)
+    body = element(a, var(b0), var(m), var(k)) * load(b, (at, var(k), var(n)), DType.F32)
+    kernel = anchored("mm", [a, b], [b0, m, n], [k], body, Value("C", tensor(DType.F32, [B, M, 20])))
+    run = compiled(kernel)
+    rng = np.random.default_rng(13)
+    for size in (1, 3):
+        x = rng.standard_normal((3, 9, 30)).astype(np.float32)
+        y = rng.standard_normal((size, 30, 20)).astype(np.float32)
+        close(run([x, y])[0], x, np.broadcast_to(y, (3, 30, 20)))
+
+
+def test_rows_of_several_axes_are_one_axis_where_memory_allows() -> None:
+    merged = roles(matmul([B], M, 64, 32, shared_b=True))
+    assert isinstance(merged, Contraction)
+    assert not merged.batch
+    assert len(merged.rows.parts) == 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "code"),
+    [
+        (matmul([], 4, 8, 8), "GEMM_SMALL"),
+        (matmul([], 300, 2, 300), "GEMM_NARROW"),
+        (matmul([], 64, 64, 64, dtype=DType.I64), "GEMM_DTYPE"),
+    ],
+)
+def test_refusals(kernel: Kernel, code: str) -> None:
+    found = GEMM.propose(kernel, NATIVE)
+    assert isinstance(found, Refusal)
+    assert found.code == code
+
+
+def test_a_reduction_that_is_no_product_is_refused() -> None:
+    m, k = Axis("m", M), Axis("k", K)
+    a = Value("A", tensor(DType.F32, [M, K]))
+    kernel = anchored("sum", [a], [m], [k], element(a, var(m), var(k)), Value("C", tensor(DType.F32, [M])))
+    found = GEMM.propose(kernel, NATIVE)
+    assert isinstance(found, Refusal)
+    assert found.code == "GEMM_PRODUCT"

@@ -1,0 +1,157 @@
+"""Windows over planes agree with numpy: depthwise convolution and pooling, at every border."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from onnxfuse.codegen.object import host_features
+from onnxfuse.errors import Refusal
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Expr, apply, sym
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.kernel import Kernel
+from onnxfuse.ir.plan import Plan
+from onnxfuse.ir.types import tensor
+from onnxfuse.runtime.jit import Jitted, jit
+from onnxfuse.target import Target, by_name
+from onnxfuse.templates.window import WINDOW
+from tests.templates.contractions import Setting, convolve, element, matmul, pool, within
+
+NATIVE = by_name("native", host_features())
+WIDE = replace(NATIVE, vector_bits=512, vector_regs=32)
+NARROW = by_name("x86-64-v2")
+N, C, H, W = (sym(n) for n in "NCHW")
+ONE = [(1, 1), (1, 1)]
+SHAPES = [(2, 14, 15), (1, 1, 1), (3, 2, 70), (1, 37, 33), (0, 5, 5), (1, 5, 1000)]
+
+
+def compiled(kernel: Kernel, target: Target = NATIVE) -> Jitted:
+    found = WINDOW.propose(kernel, target)
+    assert not isinstance(found, Refusal), found
+    return jit(Plan(kernel, found[0], WINDOW), target)
+
+
+def check_depthwise(s: Setting, target: Target = NATIVE, const: bool = True) -> None:
+    run = compiled(s.kernel(N, s.groups, [H, W], s.groups, const=const), target)
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((s.groups, 1, *s.window)).astype(np.float32)
+    for n, h, width in SHAPES:
+        reach = [d * (k - 1) + 1 - sum(p) for d, k, p in zip(s.dilations, s.window, s.pads, strict=True)]
+        if h < reach[0] or width < reach[1]:
+            continue
+        x = rng.standard_normal((n, s.groups, h, width)).astype(np.float32)
+        within(run([x, w])[0], x, w, s)
+
+
+@pytest.mark.parametrize(
+    ("window", "strides", "dilations", "pads"),
+    [
+        ([3, 3], [1, 1], [1, 1], ONE),
+        ([3, 3], [2, 2], [1, 1], ONE),
+        ([3, 3], [1, 1], [1, 1], [(0, 0), (0, 0)]),
+        ([3, 3], [2, 2], [1, 1], [(0, 1), (0, 1)]),
+        ([3, 3], [3, 3], [1, 1], ONE),
+        ([5, 3], [1, 2], [1, 2], [(2, 1), (0, 3)]),
+        ([3, 5], [2, 1], [3, 2], [(3, 3), (4, 4)]),
+        ([7, 7], [1, 1], [1, 1], [(3, 3), (3, 3)]),
+        ([1, 3], [1, 1], [1, 1], [(0, 0), (1, 1)]),
+        ([3, 1], [1, 1], [1, 1], [(1, 1), (0, 0)]),
+    ],
+)
+def test_depthwise(window: list[int], strides: list[int], dilations: list[int], pads: list[tuple[int, int]]) -> None:
+    check_depthwise(Setting(window, strides, dilations, pads, 3))
+
+
+@pytest.mark.parametrize("target", [WIDE, NARROW], ids=["512 bits", "128 bits"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_other_vector_widths(target: Target, stride: int) -> None:
+    check_depthwise(Setting([3, 3], [stride] * 2, [1, 1], ONE, 2), target)
+
+
+def test_weights_that_are_no_constant() -> None:
+    check_depthwise(Setting([3, 3], [1, 1], [1, 1], ONE, 2), const=False)
+
+
+def test_static_sizes() -> None:
+    s = Setting([3, 3], [2, 2], [1, 1], ONE, 4)
+    x, w = (np.random.default_rng(1).standard_normal(d).astype(np.float32) for d in ((1, 4, 20, 22), (4, 1, 3, 3)))
+    within(compiled(s.kernel(1, 4, [20, 22], 4))([x, w])[0], x, w, s)
+
+
+def test_one_dimension() -> None:
+    s = Setting([4], [1], [2], [(6, 0)], 3)
+    run = compiled(s.kernel(N, 3, [W], 3))
+    rng = np.random.default_rng(2)
+    w = rng.standard_normal((3, 1, 4)).astype(np.float32)
+    for n, length in [(1, 1), (2, 19), (1, 400)]:
+        x = rng.standard_normal((n, 3, length)).astype(np.float32)
+        within(run([x, w])[0], x, w, s)
+
+
+@pytest.mark.parametrize("expensive", [False, True])
+def test_epilogue(expensive: bool) -> None:
+    bias, rest = Value("bias", tensor(DType.F32, [3])), Value("rest", tensor(DType.F32, [N, 3, H, W]))
+
+    def epilogue(x: Expr, at: tuple[Expr, ...]) -> Expr:
+        y = x + element(bias, at[1])
+        act = y / (1.0 + apply("exp", -y)) if expensive else apply("max", y, 0.0)
+        return act + element(rest, *at)
+
+    s = Setting([3, 3], [1, 1], [1, 1], ONE, 3)
+    run = compiled(s.kernel(N, 3, [H, W], 3, epilogue=epilogue, extra=[bias, rest]))
+    rng = np.random.default_rng(3)
+    w, b = rng.standard_normal((3, 1, 3, 3)).astype(np.float32), rng.standard_normal(3).astype(np.float32)
+    for n, h, width in [(2, 9, 21), (1, 1, 3)]:
+        x, r = (rng.standard_normal((n, 3, h, width)).astype(np.float32) for _ in range(2))
+        y = convolve(x, w, s) + b[:, None, None]
+        want = (y / (1 + np.exp(-y)) if expensive else np.maximum(y, 0)) + r
+        np.testing.assert_allclose(run([x, w, b, r])[0], want, rtol=1e-4, atol=1e-5)
+
+
+def pooled(x: np.ndarray, s: Setting, combine: str) -> np.ndarray:
+    pad = -np.inf if combine == "max" else 0.0
+    x = np.pad(x, [(0, 0), (0, 0), *s.pads], constant_values=pad)
+    outs = [(x.shape[2 + i] - s.dilations[i] * (s.window[i] - 1) - 1) // s.strides[i] + 1 for i in range(2)]
+    parts = []
+    for ky, kx in np.ndindex(*s.window):
+        y0, x0 = ky * s.dilations[0], kx * s.dilations[1]
+        parts.append(
+            x[:, :, y0 : y0 + (outs[0] - 1) * s.strides[0] + 1 : s.strides[0],
+              x0 : x0 + (outs[1] - 1) * s.strides[1] + 1 : s.strides[1]]
+        )  # fmt: skip
+    return np.max(parts, axis=0) if combine == "max" else np.sum(parts, axis=0, dtype=np.float64)
+
+
+@pytest.mark.parametrize("combine", ["max", "add"])
+@pytest.mark.parametrize(
+    ("window", "strides", "pads"),
+    [
+        ([3, 3], [2, 2], ONE),
+        ([2, 2], [2, 2], [(0, 0), (0, 0)]),
+        ([3, 3], [1, 1], ONE),
+        ([3, 2], [1, 3], [(1, 1), (0, 1)]),
+    ],
+)
+def test_pools(combine: str, window: list[int], strides: list[int], pads: list[tuple[int, int]]) -> None:
+    s = Setting(window, strides, [1, 1], pads)
+    run = compiled(pool(N, C, [H, W], window, combine=combine, strides=strides, pads=pads))
+    rng = np.random.default_rng(4)
+    for n, h, width in [(2, 14, 15), (1, 3, 3), (1, 40, 70)]:
+        x = rng.standard_normal((n, 3, h, width)).astype(np.float32)
+        want = pooled(x, s, combine)
+        np.testing.assert_allclose(run([x])[0], want, rtol=0 if combine == "max" else 1e-5, atol=1e-6)
+
+
+def test_nan_wins_in_a_max_pool() -> None:
+    x = np.zeros((1, 1, 8, 20), np.float32)
+    x[0, 0, 3, 7] = np.nan
+    got = compiled(pool(1, 1, [8, 20], [3, 3], pads=ONE))([x])[0]
+    assert np.isnan(got).sum() == 9
+
+
+def test_a_matrix_product_is_no_window() -> None:
+    found = WINDOW.propose(matmul([], 64, 64, 64), NATIVE)
+    assert isinstance(found, Refusal)
