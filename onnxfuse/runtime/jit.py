@@ -7,6 +7,9 @@ and the packed buffer are surrounded by canary bytes, checked after the run, and
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
+import mmap
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,6 +55,39 @@ class _Buffer:
                 raise IRError("IR_OVERRUN", f"the kernel wrote {bad.size} bytes {name} the {self.what}", f"offset {at}")
 
 
+class _Fenced:
+    """Memory that ends (or starts) at a page nobody may touch: reading past it ends the process with SIGSEGV."""
+
+    def __init__(self, what: str, nbytes: int, side: str, align: int) -> None:
+        self.what = what
+        self.nbytes = nbytes
+        page = mmap.PAGESIZE
+        room = -(-nbytes // page) * page
+        self.block = np.frombuffer(mmap.mmap(-1, room + 2 * page), np.uint8)
+        base = self.block.ctypes.data
+        for fence in (base, base + page + room):
+            if _libc().mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(page), 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        gap = 0 if side == "start" else (room - nbytes) // align * align
+        self.start = page + gap
+        self.address = base + self.start
+
+    @property
+    def data(self) -> np.ndarray:
+        return self.block[self.start : self.start + self.nbytes]
+
+    def check(self) -> None:
+        """The fence has already done it."""
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+Memory = _Buffer | _Fenced
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Variant:
     """Entry points of the fast or the general variant."""
@@ -75,23 +111,27 @@ class Jitted:
     general: _Variant
     last_variant: str = ""  # which variant the last call took
 
-    def __call__(self, arrays: Sequence[np.ndarray], *, seed: int | None = None, shift: int = 0) -> list[np.ndarray]:
+    def __call__(
+        self, arrays: Sequence[np.ndarray], *, seed: int | None = None, shift: int = 0, fence: str = ""
+    ) -> list[np.ndarray]:
         """Run all phases.
 
         Args:
             arrays: the inputs, in the kernel's order; dtypes and ranks must be the kernel's.
             seed: shuffle the tasks of each phase with this seed (None: in order).
             shift: bytes by which inputs and outputs are off 64-byte alignment.
+            fence: "start" or "end": every buffer starts or ends at a forbidden page instead of at canaries, so that
+                reads out of bounds are found as well. They end the process.
 
         Raises:
             UsageError: the kernel refuses these shapes (with the message a user of the library would see).
             IRError: the kernel wrote outside of its buffers or changed an input.
         """
-        call = self.prepare(arrays, shift)
+        call = self.prepare(arrays, shift, fence)
         call.run(None if seed is None else random.Random(seed))
         return call.finish()
 
-    def prepare(self, arrays: Sequence[np.ndarray], shift: int = 0) -> Call:
+    def prepare(self, arrays: Sequence[np.ndarray], shift: int = 0, fence: str = "") -> Call:
         """Everything up to running: for timing `call.run()` alone."""
         kernel = self.plan.kernel
         checked = [_input(v, a) for v, a in zip(kernel.inputs, arrays, strict=True)]
@@ -102,7 +142,12 @@ class Jitted:
             raise UsageError("E_SHAPE", _fault(self.module.part.faults, code).message(int(env[0]), int(env[1])))
         self.last_variant = GENERAL if code else "fast"
         variant = self.general if code else self.fast
-        inputs = [_Buffer(f"input {v.name}", a.nbytes, shift) for v, a in zip(kernel.inputs, checked, strict=True)]
+
+        def memory(what: str, nbytes: int, off: int = 0, align: int = ALIGN) -> Memory:
+            return _Fenced(what, nbytes, fence, align) if fence else _Buffer(what, nbytes, off)
+
+        sizes = [(v, v.tensor.dtype.bytes, a.nbytes) for v, a in zip(kernel.inputs, checked, strict=True)]
+        inputs = [memory(f"input {v.name}", nbytes, shift, width) for v, width, nbytes in sizes]
         for buffer, a in zip(inputs, checked, strict=True):
             buffer.data[:] = np.frombuffer(a.tobytes(), np.uint8)
         at = len(kernel.dims) + len(shapes)
@@ -110,17 +155,18 @@ class Jitted:
         for v in kernel.outputs:
             shape = tuple(int(d) for d in env[at : at + v.tensor.rank])
             at += v.tensor.rank
-            outputs.append(_Buffer(f"output {v.name}", int(np.prod(shape)) * v.tensor.dtype.bytes, shift))
+            width = v.tensor.dtype.bytes
+            outputs.append(memory(f"output {v.name}", math.prod(shape) * width, shift, width))
             out_shapes.append(shape)
         bufs = np.array([b.address for b in (*inputs, *outputs)], np.uint64)
-        packed = self._pack(variant, inputs)
-        scratch = _Buffer("scratch", variant.scratch(env.ctypes.data))
+        packed = self._pack(variant, inputs, memory)
+        scratch = memory("scratch", variant.scratch(env.ctypes.data))
         return Call(self.plan, variant, checked, env, bufs, inputs, outputs, out_shapes, packed, scratch)
 
-    def _pack(self, variant: _Variant, inputs: list[_Buffer]) -> _Buffer | None:
+    def _pack(self, variant: _Variant, inputs: list[Memory], memory: Callable[[str, int], Memory]) -> Memory | None:
         if variant.packed_bytes is None or variant.pack is None:
             return None
-        packed = _Buffer("packed buffer", variant.packed_bytes())
+        packed = memory("packed buffer", variant.packed_bytes())
         kernel = self.plan.kernel
         consts = [b.address if v in kernel.consts else 0 for v, b in zip(kernel.inputs, inputs, strict=True)]
         table = np.array([*consts, *(0 for _ in kernel.outputs)], np.uint64)
@@ -138,11 +184,11 @@ class Call:
     arrays: list[np.ndarray]
     env: np.ndarray
     bufs: np.ndarray
-    inputs: list[_Buffer]
-    outputs: list[_Buffer]
+    inputs: list[Memory]
+    outputs: list[Memory]
     shapes: list[tuple[int, ...]]
-    packed: _Buffer | None
-    scratch: _Buffer
+    packed: Memory | None
+    scratch: Memory
 
     def run(self, shuffle: random.Random | None = None) -> None:
         """All tasks of all phases."""
@@ -181,10 +227,16 @@ def jit(plan: Plan, target: Target) -> Jitted:
 
 
 def run_kernel(
-    plan: Plan, arrays: Sequence[np.ndarray], target: Target, *, seed: int | None = None, shift: int = 0
+    plan: Plan,
+    arrays: Sequence[np.ndarray],
+    target: Target,
+    *,
+    seed: int | None = None,
+    shift: int = 0,
+    fence: str = "",
 ) -> list[np.ndarray]:
     """Compile and run a kernel once; see `Jitted.__call__`."""
-    return jit(plan, target)(arrays, seed=seed, shift=shift)
+    return jit(plan, target)(arrays, seed=seed, shift=shift, fence=fence)
 
 
 def _entry(code: Loaded, symbol: str, ret: object, *args: object) -> Callable[..., int]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from llvmlite import ir
@@ -77,10 +82,10 @@ def test_template_that_fails():
 
 
 class Overrun(Scalar):
-    """Writes one byte at an offset from a buffer."""
+    """Writes one byte at an offset from a buffer, or reads it."""
 
-    def __init__(self, which: str, offset: int) -> None:
-        self.which, self.offset = which, offset
+    def __init__(self, which: str, offset: int, read: bool = False) -> None:
+        self.which, self.offset, self.read = which, offset, read
 
     def emit(self, build: Builder, kernel: Kernel, schedule: Schedule, target: Target) -> Emitted:
         out = super().emit(build, kernel, schedule, target)
@@ -91,7 +96,9 @@ class Overrun(Scalar):
             pointers = {"scratch": fn.args[3], "packed": fn.args[2]}
             for k, v in enumerate((*kernel.inputs, *kernel.outputs)):
                 pointers[v.name] = build.load(build.offset(fn.args[1], k, pointer), pointer)
-            build.store(build.const(I8, 0), build.offset(pointers[self.which], self.offset, I8))
+            at = build.offset(pointers[self.which], self.offset, I8)
+            byte = build.load(at, I8) if self.read else build.const(I8, 0)
+            build.store(byte, pointers["z"] if self.read else at)  # a read must not be dead
         build.prefix = build.prefix.removesuffix(".extra")
         at_start = ir.IRBuilder()
         at_start.position_at_start(run.entry_basic_block)
@@ -108,3 +115,29 @@ def test_overrun_is_noticed(which, offset):
     kernel = jit(plan_of(double(consts=True), schedule, template=Overrun(which, offset)), native())
     with pytest.raises(IRError, match="IR_OVERRUN"):
         kernel([np.ones((5, 4), np.float32), np.ones(4, np.float32)])
+
+
+@pytest.mark.parametrize("fence", ["start", "end"])
+def test_fences_do_not_disturb(fence):
+    schedule = Schedule("scalar", pack=("y",), grain=64)
+    for n in (0, 1, 5, 300):
+        x, y = feeds(n)
+        (out,) = run_kernel(plan_of(double(consts=True), schedule), [x, y], native(), fence=fence)
+        np.testing.assert_array_equal(out, x + y)
+
+
+@pytest.mark.parametrize(("fence", "offset"), [("end", 80), ("start", -1)])
+def test_reading_past_a_fence_ends_the_process(fence, offset):
+    script = (
+        "import numpy as np\n"
+        "from tests.runtime.test_jit import *\n"
+        f"plan = plan_of(double(), template=Overrun('x', {offset}, read=True))\n"
+        "arrays = [np.ones((5, 4), np.float32), np.ones(4, np.float32)]\n"
+        "run_kernel(plan, arrays, native())\n"
+        "print('canaries see no reads', flush=True)\n"
+        f"run_kernel(plan, arrays, native(), fence={fence!r})\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
+    assert done.stdout == "canaries see no reads\n", done.stderr
+    assert done.returncode == -signal.SIGSEGV
