@@ -1,8 +1,8 @@
 """ONNX out: custom nodes, FunctionProto bodies, the bundle of two files.
 
 In: what was read (Source), the atomic graph, the plans and the library. Out: `emit` makes the model in memory
-(Emission), `staged` and `write` put model, weights and library on disk, all or nothing. Always: the same interface, user nodes
-outside groups word for word, a model that runs without the library.
+(Emission), `staged` and `write` put model, weights and library on disk, all or nothing. Always: the same interface,
+user nodes outside groups word for word, a model that runs without the library.
 """
 
 from onnxfuse.emit.bundle import Staged, Written, check_output, staged, write

@@ -8,6 +8,7 @@ trailing empty names. Constants that the custom node does not take as inputs bec
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -130,7 +131,7 @@ def function_proto(
         domain=DOMAIN, name=call.kernel.name, input=_distinct(call.inputs), output=[v.name for v in call.outputs]
     )
     function.node.extend(constant_proto(v, graph.consts[v]) for v in constants)
-    function.node.extend(node_proto(n, graph.opset) for n in ordered)
+    function.node.extend(_explicit(node_proto(n, graph.opset), graph.opset) for n in ordered)
     used = {"", *(n.op.domain for n in ordered)}
     function.opset_import.extend(
         onnx.helper.make_opsetid(d, v) for d, v in sorted(imports.items()) if d in used and d != DOMAIN
@@ -138,9 +139,24 @@ def function_proto(
     return function
 
 
+def _explicit(proto: onnx.NodeProto, opset: int) -> onnx.NodeProto:
+    """Write defaults out where ONNX defines the op as a function: onnxruntime's inference loses them inside another."""
+    if proto.domain or not defs.has(proto.op_type, opset):
+        return proto
+    schema = defs.get_schema(proto.op_type, opset)
+    if not schema.has_function:  # type: ignore[attr-defined]
+        return proto
+    given = {a.name for a in proto.attribute}
+    missing = [a.default_value for name, a in sorted(schema.attributes.items()) if name not in given]
+    proto.attribute.extend(d for d in missing if d.name)
+    return proto
+
+
 def _closed(call: Call, nodes: tuple[Node, ...], graph: Graph) -> tuple[tuple[Node, ...] | None, list[Value]]:
     """The nodes in order, and the constants they read that are not inputs of the custom node."""
     given = set(call.inputs)
+    taken = {v.name for n in nodes for v in (*n.reads, *n.results)}
+    nodes = tuple(without(n, given, taken) for n in nodes)
     made = {v for n in nodes for v in n.results}
     outside = dict.fromkeys(v for n in nodes for v in n.reads if v not in made and v not in given)
     unknown = [v for v in outside if v not in graph.consts]
@@ -149,6 +165,14 @@ def _closed(call: Call, nodes: tuple[Node, ...], graph: Graph) -> tuple[tuple[No
             "IR_BODY", f"group {call.name}: a member reads {unknown[0].name!r}, which is no input of the custom node"
         )
     return topological(nodes, [*given, *outside]), list(outside)
+
+
+def without(node: Node, known: Collection[Value], taken: set[str]) -> Node:
+    """The node with other names for the results in `known`, which are defined elsewhere."""
+    if not any(v in known for v in node.results):
+        return node
+    outputs = [v if v is None or v not in known else Value(fresh_name(v.name, taken), v.type) for v in node.outputs]
+    return replace(node, outputs=tuple(outputs))
 
 
 def _distinct(values: Sequence[Value]) -> list[str]:

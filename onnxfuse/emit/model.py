@@ -15,7 +15,7 @@ from importlib.metadata import version
 import onnx
 import onnx_ir
 
-from onnxfuse.emit.functions import DOMAIN, Parts, function_proto, node_proto, whole_nodes
+from onnxfuse.emit.functions import DOMAIN, Parts, function_proto, node_proto, whole_nodes, without
 from onnxfuse.errors import IRError
 from onnxfuse.frontend.atomize import Atomized
 from onnxfuse.frontend.load import copy_fields
@@ -102,6 +102,7 @@ def emit(
 def _ordered(graph: Graph, calls: Mapping[int, Call], left: Sequence[Node], parts: Parts) -> tuple[Node, ...]:
     """Custom nodes and the nodes that stay, in an order onnxruntime accepts."""
     custom = [_custom(call) for call in calls.values()]
+    left = [*left, *_recomputed(graph, custom, left)]
     needed = {v for n in custom for v in n.inputs if v is not None} | set(graph.outputs)
     sources = [*graph.inputs, *graph.consts]
     for stay in (whole_nodes(left, parts, needed), tuple(dict.fromkeys(left))):
@@ -116,6 +117,24 @@ def _ordered(graph: Graph, calls: Mapping[int, Call], left: Sequence[Node], part
 def _custom(call: Call) -> Node:
     op = Op(call.kernel.name, 1, Family.OPAQUE, domain=DOMAIN)
     return Node(op, call.inputs, call.outputs, {}, call.name, call.kernel.origin)
+
+
+def _recomputed(graph: Graph, custom: Sequence[Node], left: Sequence[Node]) -> list[Node]:
+    """Nodes inside groups whose results are read outside all the same (a kernel that wants a shape): computed again."""
+    makers = graph.producers()
+    made = {v for n in (*custom, *left) for v in n.results} | set(graph.inputs) | set(graph.consts)
+    pending = [v for n in (*custom, *left) for v in n.reads if v not in made]
+    taken = {v.name for v in graph.values()}
+    extra: list[Node] = []
+    while pending:
+        v = pending.pop()
+        if v in made:
+            continue
+        again = without(makers[v], made, taken)
+        made.update(again.results)
+        pending.extend(again.reads)
+        extra.append(again)
+    return extra
 
 
 def _uniquely_named(nodes: Iterable[Node]) -> tuple[Node, ...]:
