@@ -9,7 +9,7 @@ Rules (all exact on integers without overflow; indices and dimensions are far be
   * floordiv(p, c): multiples of c leave the division: (c*q + r)//c = q + r//c, and r//c = 0 when 0 <= r < c
   * mod(p, c): multiples of c vanish, and r mod c = r when 0 <= r < c
   * division by a monomial that divides every term: (N*C)//N = C (an N of 0 means no elements at all)
-  * min, max, lt, le, eq decided by ranges
+  * min, max, lt, le, eq decided by ranges; i64(i32(x)) = x for a dimension x >= 0; nested bdim of the same pair
 Nested divisions are *not* merged: (x//2)//2 keeps its inner x//2, so that a kernel whose input dimension is x//2
 can still name it (schedule/kernelize.py binds dimensions that way). Floats are never touched.
 """
@@ -34,6 +34,7 @@ from onnxfuse.ir.expr import (
     i64,
     load,
     rebuild,
+    walk,
 )
 
 Monomial = tuple[Expr, ...]  # atoms, sorted by _key; () is the constant term
@@ -277,7 +278,28 @@ def _step(e: Expr) -> Expr | None:
             n = bounds(e.args[1])
             if n[0] is not None and n[0] > 1:
                 return e.args[0]
+        case "bdim":
+            return _bdim(e)
+        case "cast":
+            return _round_trip(e.args[0])
     return None
+
+
+def _bdim(e: Apply) -> Expr | None:
+    """bdim(a, bdim(a, b)), bdim(bdim(a, b), a) and bdim(bdim(a, b), b) are bdim(a, b)."""
+    a, b = e.args
+    if isinstance(b, Apply) and b.prim is e.prim and b.args[0] is a:
+        return b
+    return a if isinstance(a, Apply) and a.prim is e.prim and b in a.args else None
+
+
+def _round_trip(e: Expr) -> Expr | None:
+    """i64(i32(x)) of a dimension is x: exporters do shape arithmetic in i32, and no dimension reaches 2**31."""
+    if not isinstance(e, Apply) or e.prim.name != "cast" or e.dtype is not DType.I32:
+        return None
+    x = e.args[0]
+    low = bounds(x)[0] if x.dtype is DType.I64 else None
+    return x if low is not None and low >= 0 and not any(isinstance(y, Load) for y in walk(x)) else None
 
 
 def _compare(name: str, a: Expr, b: Expr) -> Expr | None:
