@@ -14,7 +14,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ _VARY_TRIES = 24  # further shapes tried once one works
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One model input as onnxruntime declares it. A dynamic dim is a symbol; nameless ones are called `axis<i>`."""
+    """One model input as onnxruntime declares it. A dynamic dim is a symbol; nameless ones are called `?<axis>`."""
 
     name: str
     type: str
@@ -75,7 +75,8 @@ def specs(sess: onnxruntime.InferenceSession) -> tuple[InputSpec, ...]:
 def _spec(declared: onnxruntime.NodeArg) -> InputSpec:
     shape: list[int | str] = []
     for axis, dim in enumerate(declared.shape or ()):
-        shape.append(dim if isinstance(dim, int) and dim >= 0 else str(dim) if dim else f"axis{axis}")
+        named = isinstance(dim, str) and dim not in ("", "?")
+        shape.append(dim if named or (isinstance(dim, int) and dim >= 0) else f"?{axis}")
     return InputSpec(declared.name, declared.type, tuple(shape))
 
 
@@ -421,7 +422,15 @@ def _concrete(spec: InputSpec, dims: Dims) -> tuple[int, ...]:
     return tuple(out)
 
 
-def _shape_tries(options: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> Iterator[dict[str, int]]:
+def _untied(wanted: Sequence[InputSpec]) -> list[InputSpec]:
+    """The same inputs with nameless dims independent of each other: `?1` of state becomes `?state.1`."""
+    return [
+        replace(s, shape=tuple(f"?{s.name}.{d[1:]}" if isinstance(d, str) and d[0] == "?" else d for d in s.shape))
+        for s in wanted
+    ]
+
+
+def _plausible_shapes(options: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> Iterator[dict[str, int]]:
     """Assignments of sizes to symbols, plausible ones first; only one where nothing is free."""
     if all(len(sizes) == 1 for sizes in options.values()):
         yield {s: sizes[0] for s, sizes in options.items()}
@@ -430,17 +439,28 @@ def _shape_tries(options: Mapping[str, tuple[int, ...]], rng: np.random.Generato
         yield {s: sizes[min(k, len(sizes) - 1)] for s, sizes in options.items()}
     for size in _PALETTE:  # every free dim but the batch alike: square images, chunks of audio
         yield {s: sizes[0] if sizes[0] == 1 or len(sizes) == 1 else size for s, sizes in options.items()}
-    for _ in range(_MAX_TRIES):
+    for symbol, sizes in options.items() if len(options) > 1 else ():  # one long dim, the others 1
+        for size in _PALETTE if len(sizes) > 1 else ():
+            yield {s: size if s == symbol else min(1, *o) if len(o) > 1 else o[0] for s, o in options.items()}
+
+
+def _random_shapes(options: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> Iterator[dict[str, int]]:
+    """Any sizes at all."""
+    for _ in range(_MAX_TRIES if any(len(sizes) > 1 for sizes in options.values()) else 0):
         yield {s: sizes[0] if len(sizes) == 1 else int(rng.choice(_PALETTE)) for s, sizes in options.items()}
 
 
 def _variations(
     works: Dims, options: Mapping[str, tuple[int, ...]], rng: np.random.Generator
 ) -> Iterator[dict[str, int]]:
-    """Assignments near one that works: the other plausible sizes together, then one symbol at a time."""
+    """Assignments near one that works: the other plausible sizes together, equal sizes together, one at a time."""
     for k in range(3):
         yield {s: sizes[min(k, len(sizes) - 1)] for s, sizes in options.items()}
     free = [s for s, sizes in options.items() if len(sizes) > 1]
+    for value in dict.fromkeys(works[s] for s in free):
+        alike = [s for s in free if works[s] == value]
+        for size in (2, 3) if value == 1 else options[alike[0]]:
+            yield {**works, **dict.fromkeys(alike, size)}
     for symbol in free:
         for size in options[symbol]:
             yield {**works, symbol: size}
@@ -515,10 +535,17 @@ class _Attempts:
 def _random_samples(
     wanted: Sequence[InputSpec], config: VerifyConfig, run: Run
 ) -> Iterator[tuple[Sample, dict[str, ort.Result]]]:
-    options = _symbols(wanted, config.test_shapes)
     rng = np.random.default_rng(config.seed)
     attempt = _Attempts(wanted, config, run, rng)
-    works = next(((dims, f) for dims in _shape_tries(options, rng) if (f := attempt.any(dims)) is not None), None)
+    works = None
+    # Nameless dims of one axis are usually the same thing (a batch); where that does not work they are all free.
+    readings = dict.fromkeys((tuple(wanted), tuple(_untied(wanted))))
+    for propose, tied in [(p, r) for p in (_plausible_shapes, _random_shapes) for r in readings]:
+        attempt.wanted = tied
+        options = _symbols(tied, config.test_shapes)
+        works = next(((dims, f) for dims in propose(options, rng) if (f := attempt.any(dims)) is not None), None)
+        if works is not None:
+            break
     if works is None:
         raise _no_input(wanted, attempt.refusal)
     first_dims, found = works
