@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, apply, cast, i64, lit
-from onnxfuse.ir.simplify import as_dim, dim_expr, known, simplify
+from onnxfuse.ir.expr import Expr, apply, cast, i64, lit, substitute, syms_of
+from onnxfuse.ir.simplify import as_dim, bounds, dim_expr, known, simplify
 from onnxfuse.ir.types import Dim
 from onnxfuse.ops.dsl import (
     Loops,
@@ -48,12 +48,23 @@ def MatMul(a, b):
 
 # --- convolution ---------------------------------------------------------------------------------------------------
 def _out_extent(d: Dim, kernel: int, stride: int, dilation: int, begin: int, end: int, ceil: int = 0) -> Dim:
+    """Number of windows. A window larger than the padded input still counts once, as onnxruntime's division truncates."""
     span = dilation * (kernel - 1) + 1
-    total = dim_expr(d) + (begin + end - span)
-    out = simplify((total + (stride - 1 if ceil else 0)) // stride + 1)
+    room = simplify(dim_expr(d) + (begin + end - span))
+    rounded = simplify(room + (stride - 1 if ceil else 0))
+    if stride > 1 and not _fits(rounded):
+        rounded = simplify(maximum(rounded, 0))
+    out = simplify(rounded // stride + 1)
     if ceil:  # a window that starts in the padding after the end does not count
         out = simplify(out - cast((out - 1) * stride >= dim_expr(d) + begin, DType.I64))
     return as_dim(simplify(maximum(out, 0)) if known(out >= 0) is not True and isinstance(d, int) else out)
+
+
+def _fits(room: Expr) -> bool:
+    """Provably >= 0 for inputs whose run-time dimensions are not 0."""
+    at_least_one = {s: s + 1 for s in syms_of(room)}
+    low, _ = bounds(simplify(substitute(room, at_least_one)))
+    return low is not None and low >= 0
 
 
 def spatial_pads(
