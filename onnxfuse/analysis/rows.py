@@ -31,6 +31,8 @@ from onnxfuse.ir.loops import Axis, Compute
 from onnxfuse.ir.simplify import as_dim, bounds
 from onnxfuse.ir.types import Dim
 
+__all__ = ["EXPENSIVE", "RowMap", "inline_loads", "rows"]
+
 EXPENSIVE = 8  # Prim.cost from which a value is never computed twice (ir/prims.py)
 
 
@@ -42,7 +44,7 @@ class RowMap:
     axis_of  every member's outer axis -> the representative it equals; absent = private
     inline   values to substitute into their readers (never written)
     level    stage of every member on rows: one more than the deepest reduction it needs
-    buffers  values that must be kept for a later stage, with the bytes of one row of each
+    buffers  values that must be kept for a later stage (written or not), with the bytes of one row of each
     """
 
     outer: tuple[Axis, ...]
@@ -285,15 +287,15 @@ def _buffers(
     axis_of: Mapping[Axis, Axis],
     level: Mapping[Value, int],
 ) -> tuple[tuple[Value, Dim], ...]:
-    """Row values a later stage reads, unless they are cheap to compute again from outside values and scalars."""
+    """What a later stage reads: results of reductions, and row values unless cheap to compute again from outside."""
     later = {r.source.out for r in reads if level[r.reader.out] > level[r.source.out]}
     wide = {c.out for c in members if _private(c, axis_of)}
     from_row = {r.reader.out for r in reads if r.source.out in wide}
     out: list[tuple[Value, Dim]] = []
     for c in members:
-        if c.out not in later or c.out not in wide:
+        if c.out not in later or (c.reduce is None and c.out not in wide):
             continue
-        if c.out not in from_row and point_cost(c.body) < EXPENSIVE:
+        if c.reduce is None and c.out not in from_row and point_cost(c.body) < EXPENSIVE:
             continue
         total: Expr = i64(c.out.tensor.dtype.bytes)
         for a in _private(c, axis_of):

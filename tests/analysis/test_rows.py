@@ -100,16 +100,17 @@ def test_symbolic_rows_and_symbolic_buffers() -> None:
     g.pointwise("y", "div", e, g.R("s", e))
     found = accepted(g)
     assert [a.extent for a in found.outer] == [n]
-    ((value, size),) = found.buffers
+    (value, size), (total, scalar) = found.buffers
     assert value is e
     assert str(size) == "M * 4"
+    assert (total.name, scalar) == ("s", 4)
 
 
 def test_cheap_values_are_not_buffered() -> None:
     g = Build((4, 8))
     e = g.E("e", g.input("x"))
     g.pointwise("y", "div", e, g.R("s", e))
-    assert accepted(g).buffers == ()
+    assert [(v.name, n) for v, n in accepted(g).buffers] == [("s", 4)]
 
 
 def test_stages_are_numbered_by_reductions_before() -> None:

@@ -9,7 +9,7 @@ from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.errors import Refusal
 from onnxfuse.fuse import fuse
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, acc, apply, i64, lit, load, sym, var, where
+from onnxfuse.ir.expr import Expr, acc, apply, i64, lit, load, loads, substitute, sym, var, where
 from onnxfuse.ir.graph import Node, Value
 from onnxfuse.ir.loops import Axis, Compute, Item, LoopGraph, Opaque, Reduce
 from onnxfuse.ir.op import Family, Op
@@ -66,8 +66,13 @@ class Build:
         return Node(TEST_OP, reads, outs, {}, f"n_{name}", (f"n_{name}",), captures)
 
     def add(self, name: str, axes: tuple[Axis, ...], body: Expr, reduce: Reduce | None = None) -> Value:
+        over = () if reduce is None else reduce.axes
+        units = {var(a): i64(0) for a in (*axes, *over) if a.extent == 1}
+        body = substitute(body, units)  # as lower does: an axis of one element has no variable
         out = val(name, tuple(a.extent for a in axes))
-        c = Compute(out, axes, body, self.node(name, (), (out,)), reduce)
+        roots = (body,) if reduce is None or reduce.finish is None else (body, reduce.finish)
+        reads = tuple(dict.fromkeys(ld.source for ld in loads(*roots)))
+        c = Compute(out, axes, body, self.node(name, reads, (out,)), reduce)
         self.items.append(c)
         return out
 
