@@ -208,3 +208,16 @@ def test_outputs_round_trip_through_npz(tmp_path):
         assert data["a/b"].tolist() == ["x"]
     with pytest.raises(UsageError, match="E_OUTPUT_DATA"):
         save_npz(tmp_path / "o.npz", {"s": [{"a": 1}]})
+
+
+def test_nameless_dimensions_may_differ_where_equal_ones_are_refused():
+    # as silero-vad has it: input [?, ?] is batch and samples, state [2, ?, 4] is the batch
+    sess = session(
+        "p = Constant<value_ints = [0]>() \n w = Constant<value_ints = [-1, 224]>() \n r = Reshape(x, w) \n"
+        "z = Unsqueeze(r, p) \n m = ReduceMean<axes = [2]>(q) \n"
+        "c = ReduceMean<axes = [2]>(z) \n y = Concat<axis = 0>(c, m)",
+        "(float[?,?] x, float[2,?,4] q) => (float[3,A,1] y)",
+    )
+    found = shapes_of(sess)
+    assert len(found) == 3
+    assert all(s["x"][0] * s["x"][1] == 224 * s["q"][1] for s in found)
