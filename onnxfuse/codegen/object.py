@@ -180,6 +180,8 @@ def worker_main() -> None:
     """Loop of a worker process: jobs come on stdin, objects go out on stdout."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever LLVM prints must not get into the protocol
+    sink.write(_HELLO)
+    sink.flush()
     while True:
         try:
             job = _receive(source)
@@ -193,6 +195,8 @@ def worker_main() -> None:
         _send(sink, reply)
 
 
+_HELLO = b"onnxfuse worker\n"
+
 # The worker imports what its parent imported: the same sys.path, whatever made it so.
 _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
@@ -201,7 +205,7 @@ _START = (
 
 
 class _Worker:
-    """One worker process; used by one thread at a time."""
+    """One worker process; used by one thread at a time. Raises OSError if it does not come up."""
 
     def __init__(self) -> None:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
@@ -211,6 +215,10 @@ class _Worker:
         except OSError:
             self.log.close()
             raise
+        assert self.process.stdout is not None
+        if self.process.stdout.read(len(_HELLO)) != _HELLO:
+            self.close()
+            raise OSError("the compiler process did not start")
 
     def run(self, job: _Job) -> Object:
         assert self.process.stdin is not None
@@ -267,7 +275,7 @@ class Compiler:
     _all: list[_Worker] = field(default_factory=list)
 
     def __enter__(self) -> Compiler:
-        if self.workers > 0 and sys.executable:
+        if self.workers > 0 and _is_python():
             self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="onnxfuse-compile")
         return self
 
@@ -307,6 +315,11 @@ class Compiler:
             raise
         self._idle.put(worker)
         return result
+
+
+def _is_python() -> bool:
+    """`sys.executable` is an interpreter, not a program with one inside."""
+    return "python" in Path(sys.executable or "").name.lower() and not getattr(sys, "frozen", False)
 
 
 def compile_all(

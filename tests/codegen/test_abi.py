@@ -44,6 +44,7 @@ def add_relu(consts=(), shape=(N, 4), second=(N, 4)):
     return pointwise("add_relu", [x, y], z, lambda a, b: apply("max", a + b, 0.0), consts=marked)
 
 
+SHARED = add_relu()
 BODY = [NODE("Add", ["x", "y"], ["t"]), NODE("Relu", ["t"], ["z"])]
 
 
@@ -166,6 +167,36 @@ def test_sessions_outlive_each_other(simple):
     x = rand(3, 4)
     for s in (second, third):
         np.testing.assert_array_equal(s.run(None, {"x": x, "y": x})[0], np.maximum(x + x, 0))
+
+
+def test_many_threads_register_at_once(tmp_path, simple):
+    library = tmp_path / "fresh.so"  # another file: its first registration is still to come
+    library.write_bytes(simple.with_suffix(".so").read_bytes())
+    gate = threading.Barrier(8)
+    made: list[ort.InferenceSession] = []
+
+    def work() -> None:
+        gate.wait()
+        made.append(ort.InferenceSession(str(simple), options(library), providers=["CPUExecutionProvider"]))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    x = rand(3, 4)
+    assert len(made) == 8
+    for s in made:
+        np.testing.assert_array_equal(s.run(None, {"x": x, "y": x})[0], np.maximum(x + x, 0))
+
+
+def test_two_libraries_with_the_same_kernel_names_live_side_by_side(tmp_path, simple):
+    kernel = pointwise("add_relu", SHARED.inputs, SHARED.outputs, lambda a, b: a + b + 10.0)
+    other = save(tmp_path, model_of(kernel, BODY), generate(plans_of(plan_of(kernel)), native()))
+    first, second = session(simple), session(other)
+    x = rand(3, 4)
+    np.testing.assert_array_equal(first.run(None, {"x": x, "y": x})[0], np.maximum(x + x, 0))
+    np.testing.assert_array_equal(second.run(None, {"x": x, "y": x})[0], (x + x) + 10)
 
 
 def test_registering_twice_is_an_error_not_a_crash(simple):

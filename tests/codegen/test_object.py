@@ -111,6 +111,20 @@ def test_worker_that_cannot_start_falls_back(monkeypatch):
         assert isinstance(c.submit(ANSWER).result(), Object)
 
 
+@pytest.mark.parametrize("command", ["raise SystemExit(3)", "print('something else entirely')"])
+def test_worker_that_does_not_come_up_falls_back(command, monkeypatch):
+    monkeypatch.setattr(obj, "_START", command)
+    with Compiler(NATIVE, workers=1) as c:
+        assert isinstance(c.submit(ANSWER).result(), Object)
+
+
+def test_program_with_python_inside_is_not_started_again(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/opt/app/renderer")
+    monkeypatch.setattr(obj.subprocess, "Popen", None)
+    with Compiler(NATIVE, workers=1) as c:
+        assert isinstance(c.submit(ANSWER).result(), Object)
+
+
 def test_workers_start_from_a_script_without_main_guard(tmp_path):
     script = tmp_path / "user script.py"
     script.write_text(
