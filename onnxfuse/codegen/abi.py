@@ -14,7 +14,7 @@ is kept between calls but the State of a kernel (constant after creation: any nu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -110,6 +110,17 @@ class Part:
     fast: Emitted
     general: Emitted | None
     faults: tuple[Fault, ...]
+
+    def symbols(self) -> Iterator[str]:
+        """Every function the glue calls."""
+        name = self.kernel.name
+        yield f"{name}.dims"
+        variants = [(f"{name}.", self.fast)]
+        variants += [] if self.general is None else [(f"{name}.{GENERAL}.", self.general)]
+        for prefix, emitted in variants:
+            yield f"{prefix}scratch"
+            yield from (f"{prefix}{part}.{p}" for p in range(emitted.phases) for part in ("tasks", "run"))
+            yield from (f"{prefix}{part}" for part in ("packed_bytes", "pack") if emitted.packs)
 
 
 def env_words(kernel: Kernel) -> int:

@@ -18,7 +18,16 @@ import llvmlite.binding as llvm
 
 from onnxfuse.codegen.abi import EXPORTS, GENERAL, Fault, Part, emit_dims, glue_module
 from onnxfuse.codegen.build import Builder
-from onnxfuse.codegen.object import Compiler, Object, check_symbols, compile_module, default_workers, link, outcome
+from onnxfuse.codegen.object import (
+    Compiler,
+    Object,
+    check_object,
+    check_symbols,
+    compile_module,
+    default_workers,
+    link,
+    outcome,
+)
 from onnxfuse.errors import CompileError, Refusal
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Emitted, Library, Plan, Plans
@@ -54,7 +63,7 @@ def generate(
     with Compiler(target, count, keep_ir=keep_llvm) as compiler:
         started = [(plan, _start(plan, target, compiler)) for plan in plans.plans]
         for plan, job in started:
-            result = job if isinstance(job, CompileError) else outcome(job[1])
+            result = job if isinstance(job, CompileError) else _checked(outcome(job[1]))
             if isinstance(result, CompileError):
                 failed[plan.kernel] = _named(result, plan)
             elif not isinstance(job, CompileError):
@@ -78,7 +87,15 @@ def emit_module(plan: Plan, target: Target) -> Module:
     general = None
     if plan.general is not None:
         general = _emit_general(build, plan, target)
-    return Module(str(build.module), Part(kernel, fast, general, faults))
+    part = Part(kernel, fast, general, faults)
+    _check_complete(build, part)
+    return Module(str(build.module), part)
+
+
+def _check_complete(build: Builder, part: Part) -> None:
+    missing = [name for name in part.symbols() if not getattr(build.module.globals.get(name), "blocks", None)]
+    if missing:
+        raise CompileError("E_TEMPLATE", f"the template did not write {', '.join(missing)}")
 
 
 def _emit_general(build: Builder, plan: Plan, target: Target) -> Emitted:
@@ -116,6 +133,17 @@ def _own_version() -> str:
         return importlib.metadata.version("onnxfuse")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"  # run from a source tree that is not installed
+
+
+def _checked(result: Object | CompileError) -> Object | CompileError:
+    """One kernel that calls out of the library must not spoil the linking of all."""
+    if isinstance(result, CompileError):
+        return result
+    try:
+        check_object(result.data)
+    except CompileError as e:
+        return e
+    return result
 
 
 def _start(plan: Plan, target: Target, compiler: Compiler) -> tuple[Module, Future[Object]] | CompileError:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -410,35 +410,46 @@ def _run_linker(command: list[str], folder: str) -> None:
         raise CompileError("E_LINK", f"the linker failed with code {done.returncode}", message)
 
 
-# ---- reading a shared object back (checks and tests) ----
+# ---- reading ELF files back ----
+
+_SHT_SYMTAB, _SHT_DYNSYM = 2, 11
+# What LLVM may ask for by itself and the glue defines; the last is a name of the linker's own.
+PROVIDED = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_"})
 
 
 def dynamic_symbols(image: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(defined, undefined) names of the dynamic symbol table of a 64-bit little-endian ELF image."""
-    defined: list[str] = []
-    undefined: list[str] = []
-    for name, section in _dynsym(image):
-        (defined if section else undefined).append(name)
-    return tuple(defined), tuple(undefined)
+    """(defined, undefined) names of the dynamic symbol table of a shared object."""
+    return _symbols(image, _SHT_DYNSYM)
 
 
-_SHT_DYNSYM = 11
+def check_object(data: bytes) -> None:
+    """Raise CompileError if an object needs a function that no library of ours has (`expf`, say)."""
+    missing = sorted(set(_symbols(data, _SHT_SYMTAB)[1]) - PROVIDED)
+    if missing:
+        why = f"it needs {', '.join(missing)}"
+        raise CompileError("E_SYMBOLS", "the generated code calls functions from outside", why)
 
 
-def _dynsym(image: bytes) -> Iterator[tuple[str, int]]:
+def _symbols(image: bytes, kind: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(defined, undefined) names in the symbol table of this kind, of a 64-bit little-endian ELF image."""
     if image[:6] != b"\x7fELF\x02\x01":
-        raise CompileError("E_LINK", "the linker did not make a 64-bit ELF file")
+        raise CompileError("E_LINK", "not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", image, 40)
     size, count = struct.unpack_from("<HH", image, 58)
     headers = [struct.unpack_from("<IIQQQQIIQQ", image, table + i * size) for i in range(count)]
+    defined: list[str] = []
+    undefined: list[str] = []
     for header in headers:
-        if header[1] != _SHT_DYNSYM:
+        if header[1] != kind:
             continue
         strings = headers[header[6]][4]
         for at in range(header[4] + 24, header[4] + header[5], 24):
-            name, _, _, section = struct.unpack_from("<IBBH", image, at)
-            end = image.index(b"\0", strings + name)
-            yield image[strings + name : end].decode(), section
+            offset, _, _, section = struct.unpack_from("<IBBH", image, at)
+            end = image.index(b"\0", strings + offset)
+            name = image[strings + offset : end].decode()
+            if name:
+                (defined if section else undefined).append(name)
+    return tuple(defined), tuple(undefined)
 
 
 def check_symbols(image: bytes, exports: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from onnxfuse.codegen.abi import GENERAL, Fault, env_words
 from onnxfuse.codegen.generate import Module, emit_module
-from onnxfuse.codegen.object import Loaded, compile_module, load_object
+from onnxfuse.codegen.object import Loaded, check_object, compile_module, load_object
 from onnxfuse.errors import IRError, UsageError
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.plan import Emitted, Plan
@@ -217,6 +217,7 @@ def jit(plan: Plan, target: Target) -> Jitted:
     """Compile a kernel for this machine and load it. Raises CompileError."""
     module = emit_module(plan, target)
     obj = compile_module(module.text, target)
+    check_object(obj.data)  # here the functions of this process would do, in a library they are not there
     code = load_object(obj.data, target)
     name = plan.kernel.name
     dims = _entry(code, f"{name}.dims", _I64, _PTR, _PTR)

@@ -58,7 +58,7 @@ def test_digest_is_in_the_file(tmp_path):
     assert library_digest(path) == lib.digest
 
 
-@pytest.mark.parametrize("at", ["emit", "llvm"])
+@pytest.mark.parametrize("at", ["emit", "llvm", "libm", "phase"])
 def test_kernel_that_does_not_compile_is_refused_and_the_rest_stands(at, tmp_path):
     good = kernel("good")
     plans = plans_of(plan_of(kernel("bad"), template=Broken(at)), plan_of(good))

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from onnxfuse.codegen.build import I8, I64, PTR, VOID, Builder
+from onnxfuse.codegen.build import F64, I8, I64, PTR, VOID, Builder
 from onnxfuse.codegen.object import host_features
 from onnxfuse.codegen.scalar_expr import Buffer, emit_dim, emit_store, open_kernel
 from onnxfuse.errors import CompileError, Refusal
@@ -97,7 +97,7 @@ class Scalar:
 
 
 class Broken(Scalar):
-    """Fails in one of two ways: when emitting, or by text that LLVM refuses."""
+    """Fails when emitting, by text that LLVM refuses, by a call of libm, or by a function that is not there."""
 
     name = "broken"
 
@@ -108,8 +108,12 @@ class Broken(Scalar):
         if self.at == "emit":
             raise CompileError("E_TEST", "this template never works", "on purpose")
         out = super().emit(build, kernel, schedule, target)
-        build.module.triple = 'x"\n garbage'
-        return out
+        if self.at == "llvm":
+            build.module.triple = 'x"\n garbage'
+        if self.at == "libm":
+            with build.function("run.9", F64, [F64]) as fn:
+                build.ret(build.call("tgamma", F64, list(fn.args)))
+        return Emitted(2) if self.at == "phase" else out
 
 
 def value(name: str, dtype: DType, *shape: Dim) -> Value:
