@@ -33,6 +33,7 @@ from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.target import Target
+from onnxfuse.templates.estimate import epilogue_cost, expected, points, pointwise_seconds
 from onnxfuse.templates.microkernel import Strides, Tile, micro_kernel, tile_for
 from onnxfuse.templates.packing import Line, decode, flat_of, pack_block, pack_transposed
 
@@ -42,7 +43,6 @@ MAX_TASKS = 16  # bounds the scratch: each task has its own slice
 SPREAD = 8  # units wanted before rows are split for the sake of parallelism
 UNROLL_COST = 12  # cost of an epilogue that is still unrolled over the rows of a tile
 PACK_SECONDS = 2e-10  # per element: measured, 8 lanes
-UNKNOWN = 128  # guess of a run-time extent, for the cost model only
 ACCUMULATORS = frozenset({DType.F32, DType.F64, DType.I32, DType.U32})
 
 
@@ -277,22 +277,17 @@ def _access_b(c: Contraction, kernel: Kernel) -> Access:
 
 
 def _cost(d: Design, target: Target) -> float:
-    """Seconds on one core: arithmetic at 80 % of peak and packing, or the traffic of the operands."""
+    """Seconds on one core: arithmetic at 80 % of peak, packing and epilogue, or the traffic of the operands."""
     c = d.c
-    m, n, k = (_guess(x) for x in (c.rows.extent, c.cols.extent, c.depth))
-    batch = 1.0
-    for axis in c.batch:
-        batch *= _guess(axis.extent)
+    m, n, k = expected(c.rows.extent), expected(c.cols.extent), expected(c.depth)
+    batch = points(c.batch)
     rate = target.peak * 0.8 * (4 / c.acc.bytes if c.acc.is_float else 0.5)
     efficiency = min(1.0, (m + 1) / 4) * min(1.0, n / 16)
     arithmetic = 2 * batch * m * n * k / (rate * efficiency)
     packed = (m * k if d.a in (Access.ROWS, Access.COLUMNS) else 0) + (k * n if d.packs_b else 0)
+    epilogue = pointwise_seconds(batch * m * n * epilogue_cost(c.finish, c.stores), target, c.acc.bytes)
     traffic = batch * (m * k + k * n + m * n) * c.acc.bytes
-    return max(arithmetic + batch * packed * PACK_SECONDS, traffic / (4 * target.bw)) + 2e-6
-
-
-def _guess(d: object) -> float:
-    return float(d) if isinstance(d, int) else float(UNKNOWN)
+    return max(arithmetic + batch * packed * PACK_SECONDS + epilogue, traffic / (4 * target.bw)) + 2e-6
 
 
 # ---- the split into blocks, computed at run time from the dimensions ----
@@ -870,8 +865,7 @@ def _epilogue(build: Builder, u: _Unit, d: Design, i: Index, rows: Index, j: Ind
 
 def _each_row(build: Builder, d: Design, rows: Index, emit: Callable[[Index], None]) -> None:
     """All rows of a tile: straight-line code for a full tile if the epilogue is short, else a loop."""
-    cost = sum(e.prim.cost for e in walk(d.c.finish, *(s.value for s in d.c.stores)) if isinstance(e, Apply))
-    if cost > UNROLL_COST:
+    if epilogue_cost(d.c.finish, d.c.stores) > UNROLL_COST:
         with build.loop(0, rows, name="r") as r:
             emit(r)
         return

@@ -23,12 +23,13 @@ from onnxfuse.codegen.prims import lower
 from onnxfuse.codegen.scalar_expr import Env, emit_dim, emit_expr, emit_store, literal, open_kernel
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Apply, Expr, acc, i64, load, sym, var, walk, where
+from onnxfuse.ir.expr import Expr, acc, i64, load, sym, var, where
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.ir.simplify import dim_expr, simplify
 from onnxfuse.target import Target
+from onnxfuse.templates.estimate import epilogue_cost, points, pointwise_seconds
 from onnxfuse.templates.packing import Line, decode, pack_block, pack_pairs
 
 MAX_TAPS = 64  # taps are unrolled
@@ -36,7 +37,7 @@ LINES = 4  # output lines computed together: a loaded line serves up to that man
 LONG_EPILOGUE = 24  # cost from which fewer lines are computed together, for the sake of code size
 TASK_WORK = 1 << 17  # products worth a task: about 5 us
 MAX_TASKS = 32
-UNKNOWN = 64  # guess of a run-time extent, for the cost model only
+COPY_SECONDS = 1.2e-10  # per element of the source: measured, 8 lanes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +74,7 @@ class Windowed:
         width = w.x.out.extent
         if isinstance(width, int) and width < max(2, lanes // 4):
             return Refusal("WINDOW_NARROW", f"output lines of {width}, vectors of {lanes}")
-        lines = 1 if w.y.out is None else LINES if _epilogue_cost(w) < LONG_EPILOGUE else LINES // 2
+        lines = 1 if w.y.out is None else LINES if epilogue_cost(w.finish, w.stores) < LONG_EPILOGUE else LINES // 2
         return [
             Schedule(
                 self.name,
@@ -81,7 +82,7 @@ class Windowed:
                 vector=w.x.out.name,
                 unroll=lines,
                 grain=TASK_WORK,
-                cost=_cost(w, target, lanes),
+                cost=_cost(w, target),
             )
         ]
 
@@ -114,19 +115,15 @@ class Windowed:
 WINDOW = Windowed()
 
 
-def _epilogue_cost(w: Window) -> int:
-    return sum(e.prim.cost for e in walk(w.finish, *(s.value for s in w.stores)) if isinstance(e, Apply))
-
-
-def _cost(w: Window, target: Target, lanes: int) -> float:
-    """Seconds on one core: a third of peak, or the traffic."""
-    outputs = 1.0
-    for axis in (*w.planes, w.x.out, w.y.out):
-        if axis is not None:
-            outputs *= axis.extent if isinstance(axis.extent, int) else UNKNOWN
+def _cost(w: Window, target: Target) -> float:
+    """Seconds on one core: taps at a third of peak, the copy of the source and the epilogue, or the traffic."""
+    outputs = points((*w.planes, w.x.out, w.y.out))
     inputs = outputs * w.x.stride * w.y.stride
-    work = (2 * w.taps + 2 * w.x.stride * w.y.stride + _epilogue_cost(w)) * outputs / (target.peak * 0.3)
-    return max(work * 4 * lanes / (lanes * w.acc.bytes), (inputs + outputs) * w.acc.bytes / (4 * target.bw)) + 2e-6
+    scale = w.acc.bytes / 4
+    taps = 2 * w.taps * outputs * scale / (target.peak * 0.3)
+    copy = inputs * scale * COPY_SECONDS
+    epilogue = pointwise_seconds(outputs * epilogue_cost(w.finish, w.stores), target, w.acc.bytes)
+    return max(taps + copy + epilogue, (inputs + outputs) * w.acc.bytes / (4 * target.bw)) + 2e-6
 
 
 # ---- sizes ----
