@@ -55,7 +55,7 @@ def summary(before: Mapping[str, int], after: Mapping[str, int], facts: Inspecti
     table.add_section()
     table.add_row("Nodes", *_better(sum(before.values()), sum(after.values())))
     table.add_row("Groups", "", str(fused))
-    table.add_row("Fused nodes", "", f"{facts.fused_nodes} of {sum(before.values())}")
+    table.add_row("Fused nodes", "", f"{facts.fused_nodes} of {facts.fused_nodes + len(facts.left)}")
     table.add_row("Largest group", "", str(max((len(g.members) for g in facts.groups), default=0)))
     table.add_row("Left nodes", "", str(len(facts.left)))
     table.add_row("Bytes between kernels", *_better(facts.bytes_before, facts.bytes_after, nbytes))

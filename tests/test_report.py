@@ -54,7 +54,7 @@ def test_the_summary_has_both_models_side_by_side(shown):
     assert rows["Conv"] == ["1", "0"]
     assert rows["Nodes"] == ["3", "2"]
     assert rows["Groups"] == ["", "1"]
-    assert rows["Fused nodes"] == ["", "2 of 3"]
+    assert rows["Fused nodes"] == ["", "2 of 4"]
     assert rows["Largest group"] == ["", "2"]
     assert rows["Bytes between kernels"] == ["2.9 KiB", "1000 B"]
     assert rows["Model size"] == ["2.0 KiB", "4.0 KiB"]
