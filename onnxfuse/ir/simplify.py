@@ -122,13 +122,13 @@ def poly(e: Expr) -> Poly:
     if isinstance(e, Apply):
         match e.prim.name:
             case "add":
-                return _plus(poly(e.args[0]), poly(e.args[1]), 1)
+                return plus(poly(e.args[0]), poly(e.args[1]), 1)
             case "sub":
-                return _plus(poly(e.args[0]), poly(e.args[1]), -1)
+                return plus(poly(e.args[0]), poly(e.args[1]), -1)
             case "neg":
-                return _plus({}, poly(e.args[0]), -1)
+                return plus({}, poly(e.args[0]), -1)
             case "mul":
-                return _times(poly(e.args[0]), poly(e.args[1]))
+                return times(poly(e.args[0]), poly(e.args[1]))
     return {(e,): 1}
 
 
@@ -198,7 +198,8 @@ def bounds(e: Expr) -> Range:
     return None, None
 
 
-def _plus(a: Poly, b: Poly, sign: int) -> Poly:
+def plus(a: Poly, b: Poly, sign: int) -> Poly:
+    """Sum: a + sign * b."""
     out = dict(a)
     for mono, coeff in b.items():
         total = out.get(mono, 0) + sign * coeff
@@ -209,7 +210,8 @@ def _plus(a: Poly, b: Poly, sign: int) -> Poly:
     return out
 
 
-def _times(a: Poly, b: Poly) -> Poly:
+def times(a: Poly, b: Poly) -> Poly:
+    """Product of two polynomials."""
     out: Poly = {}
     for ma, ca in a.items():
         for mb, cb in b.items():
@@ -303,8 +305,8 @@ def _round_trip(e: Expr) -> Expr | None:
 
 
 def _compare(name: str, a: Expr, b: Expr) -> Expr | None:
-    gap = _plus(poly(b), poly(a), -1)  # b - a
-    back = _plus({}, gap, -1)
+    gap = plus(poly(b), poly(a), -1)  # b - a
+    back = plus({}, gap, -1)
     match name:
         case "lt":
             return TRUE if _at_least(gap, 1) else FALSE if _at_least(back, 0) else None
@@ -319,10 +321,10 @@ def _compare(name: str, a: Expr, b: Expr) -> Expr | None:
 
 
 def _minmax(name: str, a: Expr, b: Expr) -> Expr | None:
-    gap = _plus(poly(b), poly(a), -1)
+    gap = plus(poly(b), poly(a), -1)
     if _at_least(gap, 0):
         return a if name == "min" else b
-    if _at_least(_plus({}, gap, -1), 0):
+    if _at_least(plus({}, gap, -1), 0):
         return b if name == "min" else a
     return None
 
@@ -343,8 +345,8 @@ def _at_least(p: Poly, least: int) -> bool:
                 upper = None if isinstance(atom, Apply) and atom.prim.name == "mod" else _upper(atom)
                 if upper is None:
                     return False
-                term = _times(term, upper)
-        floor = _plus(floor, term, 1)
+                term = times(term, upper)
+        floor = plus(floor, term, 1)
     return floor.get((), 0) >= least and all(k > 0 and _not_negative(m) for m, k in floor.items() if m)
 
 
@@ -380,9 +382,9 @@ def _floordiv(a: Expr, b: Expr) -> Expr | None:
             return from_poly(q)
         lo, hi = _poly_bounds(r)
         if lo is not None and hi is not None and lo // c == hi // c:
-            return from_poly(_plus(q, {(): lo // c} if lo // c else {}, 1))
+            return from_poly(plus(q, {(): lo // c} if lo // c else {}, 1))
         rest = from_poly(r)
-        return from_poly(_plus(q, {(apply("floordiv", rest, b),): 1}, 1)) if q else apply("floordiv", rest, b)
+        return from_poly(plus(q, {(apply("floordiv", rest, b),): 1}, 1)) if q else apply("floordiv", rest, b)
     return _divide_out(a, b)
 
 
@@ -421,9 +423,9 @@ def _inside(r: Poly, divisor: Poly) -> bool:
             upper = _upper(atom)
             if upper is None:
                 return False
-            term = _times(term, upper)
-        top = _plus(top, term, 1)
-    gap = _plus(divisor, top, -1)  # must be > 0; a dimension of 0 leaves nothing to index
+            term = times(term, upper)
+        top = plus(top, term, 1)
+    gap = plus(divisor, top, -1)  # must be > 0; a dimension of 0 leaves nothing to index
     const = gap.get((), 0)
     return const > 0 and all(c > 0 for c in gap.values())
 
@@ -433,19 +435,14 @@ def inside(r: Poly, extent: Poly) -> bool:
     return _inside(r, extent)
 
 
-def times(a: Poly, b: Poly) -> Poly:
-    """Product of two polynomials."""
-    return _times(a, b)
-
-
 def _upper(atom: Expr) -> Poly | None:
     if isinstance(atom, Var):
         ext = atom.axis.extent
-        return _plus(poly(dim_expr(ext)), {(): 1}, -1)
+        return plus(poly(dim_expr(ext)), {(): 1}, -1)
     if isinstance(atom, Sym):
         return {(atom,): 1}
     if isinstance(atom, Apply) and atom.prim.name == "mod":
-        return _plus(poly(atom.args[1]), {(): 1}, -1)
+        return plus(poly(atom.args[1]), {(): 1}, -1)
     hi = bounds(atom)[1]
     return None if hi is None else ({(): hi} if hi else {})
 
@@ -473,7 +470,7 @@ def _mod(a: Expr, b: Expr) -> Expr | None:
         if lo is not None and hi is not None and lo >= 0 and hi < c:
             return reduced
         if lo is not None and hi is not None and lo // c == hi // c:
-            return from_poly(_plus(poly(reduced), {(): c * (lo // c)}, -1))
+            return from_poly(plus(poly(reduced), {(): c * (lo // c)}, -1))
         return apply("mod", reduced, b)
     divisor = poly(b)
     if len(divisor) != 1:

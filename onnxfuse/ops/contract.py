@@ -48,7 +48,7 @@ def MatMul(a, b):
 
 # --- convolution ---------------------------------------------------------------------------------------------------
 def _out_extent(d: Dim, kernel: int, stride: int, dilation: int, begin: int, end: int, ceil: int = 0) -> Dim:
-    """Number of windows. A window larger than the padded input still counts once, as onnxruntime's division truncates."""
+    """Number of windows. One larger than the padded input still counts once: onnxruntime's division truncates."""
     span = dilation * (kernel - 1) + 1
     room = simplify(dim_expr(d) + (begin + end - span))
     rounded = simplify(room + (stride - 1 if ceil else 0))

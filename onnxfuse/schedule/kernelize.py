@@ -139,7 +139,7 @@ class _Canon:
         outputs = {v: self._typed(f"y{k}", v, strict=True) for k, v in enumerate(self.group.writes)}
         local = {v: self._typed(f"t{k}", v, strict=True) for k, v in enumerate(self.made.locals)}
         axes = self._axes()
-        loc = Localizer({var(a): var(b) for a, b in axes.items()}, {**typed, **local}, dict(self.loc.bound))
+        loc = Localizer({var(a): var(b) for a, b in axes.items()}, {**typed, **local}, self.loc.rules, own=self.loc.own)
         targets = {**outputs, **local}
         stages = tuple(self._stage(s, loc, axes, targets) for s in self.made.stages)
         renamed = {self.mine[v]: typed[v] for v in self.inputs}

@@ -1,25 +1,35 @@
 """Dimensions of a kernel: graph-level dimension expressions become symbols the kernel reads from its inputs' shapes.
 
 A graph dimension is a polynomial over atoms (input symbols, `(H+1)//2`, ...). A kernel sees only its inputs, so it
-must name what it needs from their shapes: an input dimension that is linear in one atom binds that atom; a product of
-several (`N*S`) binds the whole monomial. Everything else is rewritten in terms of what was bound, or refused
-(UN_UNBOUND_DIM). The symbols are canonical (`d0`, `d1` ...), so kernels of equal structure are equal text.
+must name what it needs from their shapes. An input dimension that is linear in one atom binds that atom; any other is
+bound as a whole: its leading monomial is eliminated (`A*B = d - A - B - 1` for a dimension `A*B + A + B + 1`), so that
+every polynomial built from it comes out in terms of `d`. What cannot be expressed is refused (UN_UNBOUND_DIM). The
+symbols are canonical (`d0`, `d1` ...), so kernels of equal structure are equal text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Sym, Var, apply, cast, load, sym, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, DimCheck
-from onnxfuse.ir.simplify import Monomial, Poly, dim_expr, from_poly, poly, simplify
+from onnxfuse.ir.simplify import Monomial, Poly, dim_expr, from_poly, plus, poly, simplify, times
 from onnxfuse.ir.types import Dim
 
 _LINEAR = ("add", "sub", "mul", "neg")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`lead` equals the polynomial `value` (in the kernel's symbols and smaller graph monomials)."""
+
+    lead: Monomial
+    value: tuple[tuple[Monomial, int], ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,39 +42,60 @@ class Localizer:
 
     variables: Mapping[Expr, Expr]
     values: Mapping[Value, Value]
-    bound: dict[Monomial, Sym] = field(default_factory=dict)
+    rules: list[Rule] = field(default_factory=list)
     bindings: list[DimBinding] = field(default_factory=list)
+    own: set[Expr] = field(default_factory=set)  # the kernel's symbols
     _memo: dict[Expr, Expr | Unsupported] = field(default_factory=dict)
 
     def bind(self, inputs: Sequence[tuple[Value, Value]]) -> None:
-        """Bind what the shapes of (graph value, kernel value) pairs offer: single atoms first, then products."""
+        """Bind what the shapes of (graph, kernel) values offer: single atoms first, then whole dimensions."""
         dims = [
-            (mine, k, poly(dim_expr(d)))
+            (mine, k, poly(d))
             for theirs, mine in inputs
             for k, d in enumerate(theirs.tensor.shape)
             if not isinstance(d, int)
         ]
-        for products in (False, True):
+        for whole in (False, True):
             changed = True
             while changed:
-                changed = sum(self._offer(mine, k, p, products) for mine, k, p in dims) > 0
+                changed = sum(self._offer(mine, k, p, whole) for mine, k, p in dims) > 0
 
-    def _offer(self, value: Value, axis: int, p: Poly, products: bool) -> bool:
-        """Use one input dimension to bind one unknown monomial. True when something new was bound."""
-        unknown = [m for m in p if m and not self._covers(m)]
-        if len(unknown) != 1 or (len(unknown[0]) > 1 and not products):
+    def _offer(self, value: Value, axis: int, p: Poly, whole: bool) -> bool:
+        """Use one input dimension to bind a new symbol. True when something was bound."""
+        rest = self._reduced(p)
+        unknown = [m for m in rest if m and not self._covers(m)]
+        single = len(unknown) == 1 and len(unknown[0]) == 1
+        if not unknown or not (whole or (single and len([m for m in rest if m]) == 1)):
             return False
-        if any(m for m in p if m and m is not unknown[0]):
-            return False  # other run-time terms: would need a run-time offset
+        offset = rest.get((), 0)
+        scale = gcd(*(k for m, k in rest.items() if m))
+        lead = max((m for m in unknown if abs(rest[m]) == scale), key=len, default=None)
+        if lead is None:
+            return False
         name = sym(f"d{len(self.bindings)}")
-        self.bindings.append(DimBinding(name, value, axis, p[unknown[0]], p.get((), 0)))
-        self.bound[unknown[0]] = name
+        self.bindings.append(DimBinding(name, value, axis, scale, offset))
+        sign = 1 if rest[lead] > 0 else -1
+        rule = {m: -sign * k // scale for m, k in rest.items() if m and m is not lead}
+        self.rules.append(Rule(lead, (((name,), sign), *rule.items())))
+        self.own.add(name)
         self._memo.clear()
         return True
 
+    def _reduced(self, p: Poly) -> Poly:
+        """Apply the rules until no leading monomial is left."""
+        for _ in range(8 * (len(self.rules) + 1)):
+            hit = next(((m, r) for m in p for r in self.rules if _divides(r.lead, m)), None)
+            if hit is None:
+                return p
+            m, rule = hit
+            others = _quotient(m, rule.lead)
+            p = plus({n: k for n, k in p.items() if n is not m}, times({others: p[m]}, dict(rule.value)), 1)
+        return p
+
     def _covers(self, m: Monomial) -> bool:
         try:
-            self._monomial(m)
+            for atom in m:
+                self._atom(atom)
         except Unsupported:
             return False
         return True
@@ -92,12 +123,17 @@ class Localizer:
     def _one(self, e: Expr) -> Expr:
         if isinstance(e, Var):
             return self.variables.get(e, e)
-        if isinstance(e, Sym):
-            return self._atom(e)
-        if isinstance(e, Apply) and e.dtype is DType.I64 and e.prim.name in _LINEAR:
+        if e.dtype is DType.I64 and not isinstance(e, Lit) and (isinstance(e, Sym) or self._arithmetic(e)):
             return self._polynomial(e)
-        if e.dtype is DType.I64 and (e,) in self.bound:
-            return self.bound[(e,)]
+        return self._rebuilt(e)
+
+    def _arithmetic(self, e: Expr) -> bool:
+        if isinstance(e, Apply) and e.prim.name in _LINEAR:
+            return True
+        return any(e in r.lead for r in self.rules)
+
+    def _rebuilt(self, e: Expr) -> Expr:
+        """The same node over localized children."""
         if isinstance(e, Apply):
             args = [self._done(a) for a in e.args]
             return cast(args[0], e.dtype) if e.prim.name == "cast" else apply(e.prim.name, *args, dtype=e.dtype)
@@ -115,40 +151,38 @@ class Localizer:
 
     def _polynomial(self, e: Expr) -> Expr:
         total: Expr = dim_expr(0)
-        for m, coeff in poly(e).items():
-            total = total + self._monomial(m) * coeff
+        for m, coeff in self._reduced(poly(e)).items():
+            term: Expr = dim_expr(coeff)
+            for atom in m:
+                term = term * self._atom(atom)
+            total = total + term
         return from_poly(poly(total))
 
-    def _monomial(self, m: Monomial) -> Expr:
-        out: Expr = dim_expr(1)
-        rest = list(m)
-        for known in sorted(self.bound, key=len, reverse=True):
-            if len(known) < 2:
-                break
-            while _contains(rest, known):
-                for atom in known:
-                    rest.remove(atom)
-                out = out * self.bound[known]
-        for atom in rest:
-            out = out * self._atom(atom)
-        return out
-
     def _atom(self, atom: Expr) -> Expr:
-        found = self.bound.get((atom,))
-        if found is not None:
-            return found
+        if atom in self.own:
+            return atom
         if isinstance(atom, Sym):
             raise Unsupported("UN_UNBOUND_DIM", f"run-time dimension {atom} cannot be read from the group's inputs")
-        return self._done(atom) if atom in self._memo else self._one(atom)
+        if isinstance(atom, Var):
+            return self.variables.get(atom, atom)
+        return self._rebuilt(atom)
 
 
-def _contains(rest: list[Expr], known: Monomial) -> bool:
-    left = list(rest)
-    for atom in known:
-        if not any(atom is x for x in left):
+def _divides(part: Monomial, whole: Monomial) -> bool:
+    left = list(whole)
+    for atom in part:
+        at = next((k for k, x in enumerate(left) if x is atom), None)
+        if at is None:
             return False
-        left.remove(atom)
+        del left[at]
     return True
+
+
+def _quotient(whole: Monomial, part: Monomial) -> Monomial:
+    left = list(whole)
+    for atom in part:
+        del left[next(k for k, x in enumerate(left) if x is atom)]
+    return tuple(left)
 
 
 def input_checks(loc: Localizer, inputs: Iterable[tuple[Value, Value]]) -> tuple[DimCheck, ...]:
