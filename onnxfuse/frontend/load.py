@@ -14,10 +14,10 @@ from pathlib import Path
 
 import onnx
 import onnx_ir
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from onnxfuse.errors import UsageError
-from onnxfuse.frontend.protos import all_graphs, domain_of
+from onnxfuse.frontend.protos import all_graphs, domain_of, subgraphs
 
 ModelLike = str | os.PathLike[str] | bytes | bytearray | onnx.ModelProto | onnx_ir.Model
 PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
@@ -89,6 +89,7 @@ def _take_apart(whole: onnx.ModelProto, path: Path | None) -> Loaded:
             f"{what}: not an ONNX model",
             f"graph: {'yes' if whole.HasField('graph') else 'no'}, ir_version: {whole.ir_version}",
         )
+    _refuse_bad_text(whole)
     proto = onnx.ModelProto()
     copy_fields(whole, proto, skip=("graph",))
     copy_fields(whole.graph, proto.graph, skip=("initializer",))
@@ -100,8 +101,9 @@ def _take_apart(whole: onnx.ModelProto, path: Path | None) -> Loaded:
         if tensor.name in tensors:
             raise UsageError("E_DUPLICATE_VALUE", f"initializer {tensor.name!r} is there twice")
         tensors[tensor.name] = _tensor(tensor, places)
-    for nested in _nested_tensors(proto.graph):
+    for nested in _nested_tensors(proto):
         _internalise(nested, places)
+        _check_data(nested)
     return Loaded(proto, tensors, path)
 
 
@@ -129,7 +131,7 @@ def _from_ir(model: onnx_ir.Model) -> Loaded:
         value.const_value = onnx_ir.ExternalTensor("-", 0, 0, tensor.dtype, shape=tensor.shape, name=name)  # type: ignore[arg-type]
     proto = onnx_ir.to_proto(clone)
     del proto.graph.initializer[:]
-    for nested in _nested_tensors(proto.graph):
+    for nested in _nested_tensors(proto):
         if nested.data_location == onnx.TensorProto.EXTERNAL:
             raise UsageError(
                 "E_EXTERNAL_PATH",
@@ -248,15 +250,37 @@ def _check_data(proto: onnx.TensorProto) -> None:
         )
 
 
-def _nested_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Tensors in attributes and in subgraphs."""
-    for g in all_graphs(graph):
+def _nested_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Tensors in attributes, subgraphs and functions."""
+    bodies = [g for f in proto.functions for n in f.node for s in subgraphs(n) for g in all_graphs(s)]
+    graphs = [*all_graphs(proto.graph), *bodies]
+    for g in graphs:
         yield from g.initializer
-        for node in g.node:
-            for attr in node.attribute:
-                if attr.HasField("t"):
-                    yield attr.t
-                yield from attr.tensors
+    for node in (n for owner in (*graphs, *proto.functions) for n in owner.node):
+        for attr in node.attribute:
+            if attr.HasField("t") and attr.type == onnx.AttributeProto.TENSOR:
+                yield attr.t
+            yield from attr.tensors
+
+
+def _refuse_bad_text(proto: onnx.ModelProto) -> None:
+    """Text fields that are not UTF-8 come out of protobuf as bytes."""
+    stack: list[Message] = [proto]
+    while stack:
+        message = stack.pop()
+        if isinstance(message, onnx.TensorProto):  # listing its fields would copy the data
+            if isinstance(message.name, bytes):
+                raise UsageError("E_PARSE", "the model has text that is not UTF-8: TensorProto.name")
+            continue
+        for field, value in message.ListFields():
+            if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
+                continue
+            items = value if field.is_repeated else [value]
+            if field.type == field.TYPE_MESSAGE:
+                stack.extend(items)
+            elif any(isinstance(item, bytes) for item in items):
+                kind = message.DESCRIPTOR.name
+                raise UsageError("E_PARSE", f"the model has text that is not UTF-8: {kind}.{field.name}")
 
 
 def _internalise(proto: onnx.TensorProto, places: _Places) -> None:

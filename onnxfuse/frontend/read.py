@@ -23,7 +23,7 @@ from onnxfuse.frontend.inline import inline_functions
 from onnxfuse.frontend.load import Loaded, ModelLike, load, opset_of
 from onnxfuse.frontend.noop import in_training
 from onnxfuse.frontend.protos import SparseConst, TensorConst, captured_names, domain_of, dtype_of
-from onnxfuse.frontend.resize import override_shapes
+from onnxfuse.frontend.resize import Shape, override_shapes
 from onnxfuse.frontend.validate import check, hints, refuse_unknown_ops, refuse_unsound_names, skeleton, type_of
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.graph import ArrayConst, AttrValue, Constant, Foreign, Graph, Node, Value, fresh_name, topological
@@ -55,7 +55,7 @@ class Source:
 def read(
     model: ModelLike,
     *,
-    overwrite_input_shape: Mapping[str, tuple[int | str, ...]] | None = None,
+    overwrite_input_shape: Mapping[str, Shape] | None = None,
     dim_params: Mapping[str, int] | None = None,
 ) -> Source:
     """Read a model (see the module docstring). Raises UsageError for anything that is not a valid model."""
@@ -247,7 +247,7 @@ def attr_value(attr: onnx.AttributeProto) -> AttrValue:
         case kind.STRINGS:
             texts = [_text(s) for s in attr.strings]
             return tuple(t for t in texts if isinstance(t, str)) if _all_text(texts) else Foreign(attr)
-        case kind.TENSOR if attr.t.data_type != onnx.TensorProto.STRING:
+        case kind.TENSOR if attr.HasField("t") and attr.t.data_type != onnx.TensorProto.STRING:
             return onnx_ir.serde.TensorProtoTensor(attr.t).numpy()
         case _:
             return Foreign(attr)
@@ -266,7 +266,10 @@ def _text(raw: bytes) -> str | bytes:
 
 def _constant_value(attr: onnx.AttributeProto) -> TensorConst | ArrayConst | None:
     match attr.name:
-        case "value" if attr.t.data_type not in (onnx.TensorProto.STRING, onnx.TensorProto.UNDEFINED):
+        case "value" if attr.type == onnx.AttributeProto.TENSOR and attr.t.data_type not in (
+            onnx.TensorProto.STRING,
+            onnx.TensorProto.UNDEFINED,
+        ):
             return TensorConst(onnx_ir.serde.TensorProtoTensor(attr.t))
         case "value_float":
             return ArrayConst(np.array(attr.f, np.float32))

@@ -167,7 +167,7 @@ def _refuse_undefined(graph: onnx.GraphProto, made: Iterable[str]) -> None:
         names = (
             {i.name for i in g.input} | {t.name for t in g.initializer} | {t.values.name for t in g.sparse_initializer}
         )
-        scope = outer | names | {n for node in g.node for n in node.output}
+        scope = (outer | names | {n for node in g.node for n in node.output}) - {""}
         for node in g.node:
             missing = [n for n in node.input if n and n not in scope]
             if missing:

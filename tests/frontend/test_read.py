@@ -576,3 +576,35 @@ def test_truncated_external_data(tmp_path):
 def test_bytes_with_external_data_have_no_place_to_look(tmp_path):
     data = external_model(tmp_path).read_bytes()
     assert refusal(data).code == "E_EXTERNAL_MISSING"
+
+
+def test_damaged_files_are_errors_and_never_tracebacks():
+    """Bytes changed, lost and added at random places: a model is read, or refused with a code."""
+    rng = np.random.default_rng(7)
+    more = '<domain: "f", opset_import: ["": 17]> twice (a) => (b) { t = Exp(a) b = Neg(t) }'
+    whole = model(
+        "[n] t = f.twice(x) w = Constant<value = float[1] {1.0}>() y = Add(t, w)", more=more
+    ).SerializeToString()
+    codes = set()
+    for _ in range(400):
+        data = bytearray(whole)
+        at = int(rng.integers(len(data)))
+        match int(rng.integers(3)):
+            case 0:
+                data[at] = int(rng.integers(256))
+            case 1:
+                del data[at : at + int(rng.integers(1, 5))]
+            case _:
+                data[at:at] = bytes([int(rng.integers(256))])
+        try:
+            read(bytes(data))
+        except UsageError as error:
+            codes.add(error.code)
+    assert {"E_PARSE", "E_UNDEFINED_VALUE"} <= codes
+
+
+def test_text_that_is_not_utf8():
+    data = model("name_a = Relu(x) y = Neg(name_a)").SerializeToString().replace(b"name_a", b"name_\xff")
+    assert refusal(data).what == "the model has text that is not UTF-8: NodeProto.input" or (
+        "NodeProto.output" in refusal(data).what
+    )
