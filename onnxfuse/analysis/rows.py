@@ -19,7 +19,7 @@ NF_RECOMPUTE (substituting would repeat an expensive primitive).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.analysis.kinds import same_extent
 from onnxfuse.analysis.maps import inline_loads
@@ -43,7 +43,7 @@ class RowMap:
     outer    representative outer axes in loop order (axes of the last member on rows)
     axis_of  every member's outer axis -> the representative it equals; absent = private
     inline   values to substitute into their readers (never written)
-    level    stage of every member on rows: one more than the deepest reduction it needs
+    level    stage of every member: one more than the deepest reduction it needs
     buffers  values that must be kept for a later stage (written or not), with the bytes of one row of each
     """
 
@@ -84,6 +84,7 @@ def rows(
         loads_of: Loads of a Compute, for callers that ask again and again.
     """
     made = {c.out: c for c in members}
+    level = _levels(members, loads_of)
     if writes is None:
         read = {v for c in members for v in c.reads}
         writes = [v for v in made if v not in read]
@@ -98,11 +99,11 @@ def rows(
             for ld in (loads(*roots[c.out]) if c.out in roots else loads_of(c))
             if ld.source in made
         ]
-        found = _solve([c for c in members if c.out not in inline], reads, written)
+        found = _solve([c for c in members if c.out not in inline], reads, written, level)
         if isinstance(found, Refusal):
             return found
         if isinstance(found, RowMap):
-            return RowMap(found.outer, found.axis_of, frozenset(inline), found.level, found.buffers)
+            return replace(found, inline=frozenset(inline))
         for v, problem in found.items():
             if _too_dear(made[v], members):
                 why = f"{problem.why}, and {v.name} (cost {dearest(made[v].body)}) must not be computed twice"
@@ -165,7 +166,9 @@ class _Classes:
             self._parent[a] = b
 
 
-def _solve(members: list[Compute], reads: list[_Read], written: set[Value]) -> RowMap | Refusal | dict[Value, Refusal]:
+def _solve(
+    members: list[Compute], reads: list[_Read], written: set[Value], level: Mapping[Value, int]
+) -> RowMap | Refusal | dict[Value, Refusal]:
     """A row map, a refusal, or values that have to be inlined first and why."""
     classes, bent = _link(reads)
     want = _outer_classes(members, classes, written)
@@ -192,7 +195,6 @@ def _solve(members: list[Compute], reads: list[_Read], written: set[Value]) -> R
         for c in members:
             if c.out in written and tuple(axis_of[a] for a in c.axes if a in axis_of) != outer:
                 return Refusal("NF_VIEW_LEVEL", f"{c.out.name} and {last.out.name} have their axes in another order")
-    level = _levels(members, reads)
     return RowMap(outer, axis_of, frozenset(), level, _buffers(members, reads, axis_of, level))
 
 
@@ -270,14 +272,13 @@ def _in_range(ix: Expr, axis: Axis) -> bool:
     return low is not None and low >= 0 and high is not None and isinstance(axis.extent, int) and high < axis.extent
 
 
-def _levels(members: list[Compute], reads: list[_Read]) -> dict[Value, int]:
-    level = {c.out: 0 for c in members}
-    by_reader: dict[Value, list[_Read]] = {}
-    for r in reads:
-        by_reader.setdefault(r.reader.out, []).append(r)
+def _levels(members: Sequence[Compute], loads_of: Callable[[Compute], list[Load]]) -> dict[Value, int]:
+    """Of all members, inlined ones included: inlining does not change what is needed first."""
+    level: dict[Value, int] = {}
+    reduced = {c.out for c in members if c.reduce is not None}
     for c in members:
-        deep = [level[r.source.out] + (r.source.reduce is not None) for r in by_reader.get(c.out, ())]
-        level[c.out] = max(deep, default=0)
+        before = [ld.source for ld in loads_of(c) if ld.source in level]
+        level[c.out] = max((level[v] + (v in reduced) for v in before), default=0)
     return level
 
 

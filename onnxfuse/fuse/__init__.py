@@ -55,7 +55,7 @@ def stage_a(known: Facts, config: FusionConfig) -> tuple[Growth, PostDominators]
     cap, bonus = _cap(config)
     if NF_A_DEPTH in config.skip:
         cap = len(known.items) + 1
-    return grow(known.kind, known.succ, known.extern, tree, cap, bonus), tree
+    return grow(known.kind, known.succ, known.extern, tree, cap, bonus, config.mode is not FusionMode.TVM), tree
 
 
 def _cap(config: FusionConfig) -> tuple[int, int]:

@@ -59,8 +59,20 @@ def grow(
     tree: PostDominators,
     cap: int,
     anchor_bonus: int = 0,
+    to_the_exit: bool = False,
 ) -> Growth:
-    """Both sweeps. `cap` is the largest number of nodes of a group, plus `anchor_bonus` if an anchor is in it."""
+    """Both sweeps.
+
+    Args:
+        kind: Level of every node.
+        succ: Consumers of every node.
+        extern: Nodes whose value must exist.
+        tree: Their post-dominators.
+        cap: Largest number of nodes of a group.
+        anchor_bonus: That many more if an anchor is in it.
+        to_the_exit: An anchor may only join a group whose exit is an elemwise image of P (TVM looks at P alone, but
+            P may have been swallowed before, with a transpose or an outer sum behind it).
+    """
     n = len(kind)
     uf = list(range(n))
     own = list(kind)  # kind of the group record of a node; its root's entry is the group's kind
@@ -116,6 +128,13 @@ def grow(
             if region[v] > INJECTIVE:
                 code[v], fact[v], blocker[v] = NF_A_PATH_KIND, region[v], -1
                 continue
+            if to_the_exit and k == ANCHOR and p != root:
+                u = p
+                while u != root and edge[u] == ELEMWISE:
+                    u = parent[u]
+                if u != root:
+                    code[v], fact[v], blocker[v] = NF_A_PATH_KIND, edge[u], u
+                    continue
             sink = own[root]
             if sink > (ANCHOR if k <= BROADCAST else inner):
                 code[v], fact[v] = NF_A_SINK_KIND, sink

@@ -171,6 +171,8 @@ class Merger:
         if self.refused.get((a, b)) == versions:
             return False
         pair = self._pair(a, b)
+        if not pair.shared:
+            return False  # what `b` read of `a` was split off
         no = first_refusal(pair)
         if no is not None and no.code in PEELABLE:
             pair, no = self._peel(pair, no)
@@ -275,6 +277,7 @@ class Merger:
                 self.place[self.order[k]] = k
 
     def _record(self, v: Value, pair: Pair, no: No | None) -> None:
+        v = v if v in pair.shared else pair.shared[0]
         inside = set(pair.b.items)
         reader = next(r for r in self.known.readers[v] if r in inside)
         numbers: tuple[tuple[str, Number], ...] = (("saved", pair.saved),) if no is None else no.numbers

@@ -410,3 +410,18 @@ def test_an_expensive_value_is_not_repeated_per_element() -> None:
     assert split(y) == "gate | mul"
     assert [d.code for d in fuse(y, EDGES).decisions] == ["NF_RECOMPUTE"]
     assert split(y, TVM) == "gate+mul"
+
+
+def swallowed_before() -> LoopGraph:
+    """`add` is swallowed with the region of `w` before the anchor is looked at, and a transpose lies behind it."""
+    g = Build()
+    w = g.E("w", g.input("x"))
+    add = g.E("add", w, g.C("mm", g.input("y")))
+    return g.outputs(g.E("out", w, g.I("t", add)))
+
+
+def test_an_anchor_joins_only_what_is_elemwise_to_the_exit() -> None:
+    assert split(swallowed_before(), TVM) == "w+mm+add+t+out"
+    assert canonical(split(swallowed_before())) == canonical("w+add+t+out | mm")
+    found = [d for d in fuse(swallowed_before(), EDGES).decisions if d.a == "mm"]
+    assert [(d.code, dict(d.numbers)) for d in found] == [("NF_A_PATH_KIND", {"kind": "injective", "node": "add"})]
