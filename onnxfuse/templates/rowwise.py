@@ -35,7 +35,7 @@ from onnxfuse.codegen.scalar_expr import (
 )
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Apply, Expr, Load, acc, i64, lit, load, rebuild, substitute, var, walk
+from onnxfuse.ir.expr import Apply, Expr, Load, acc, i64, lit, load, loads, rebuild, substitute, var, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel, Stage, Store
 from onnxfuse.ir.loops import Axis, Reduce
@@ -43,12 +43,12 @@ from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.ir.simplify import as_dim, dim_expr, same, simplify
 from onnxfuse.ir.types import Dim, TensorType, tensor
 from onnxfuse.target import Target
+from onnxfuse.templates.estimate import expected
 
 MAX_TASKS = 64  # enough to balance any core count we meet; a task costs about a microsecond
 GRAIN = 24 * 1024  # bytes (or as many add-like operations per 4 bytes) worth a task
 BLOCK = 8192  # elements of the vector axis in one unit
 STACK = 64 * 1024  # bytes of private buffers that may live on the stack
-GUESS = 64  # extent assumed for run-time dimensions by the cost model
 ROW = "row"
 
 
@@ -56,31 +56,40 @@ ROW = "row"
 
 
 @dataclass(frozen=True, slots=True)
+class Step(Stage):
+    """A stage that also stores, in every turn of its reduction loop, what the stage before it would have stored."""
+
+    side: tuple[Store, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Nest:
     """A kernel's loops after tidying. `views` maps a reshaped stand-in to the value whose memory it is."""
 
     outer: tuple[Axis, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[Step, ...]
     views: Mapping[Value, Value]
 
 
 def tidy(kernel: Kernel) -> Nest:
-    """Drop axes and dimensions of extent 1, then merge axes that walk memory together."""
-    nest = _squeeze(_drop_axes(Nest(kernel.outer, kernel.stages, {})), {v.value for v in kernel.locals})
-    while True:
-        merged = _merge_any(nest)
-        if merged is None:
-            return nest
+    """Drop axes and dimensions of extent 1, merge axes that walk memory together, then neighbouring stages."""
+    stages = tuple(Step(s.axes, s.stores, s.reduce, s.reduce_body) for s in kernel.stages)
+    private = {v.value for v in kernel.locals}
+    nest = _squeeze(_drop_axes(Nest(kernel.outer, stages, {})), private)
+    while (merged := _merge_any(nest)) is not None:
         nest = merged
+    while (fused := _fuse_any(nest, private)) is not None:
+        nest = fused
+    return nest
 
 
-def _map_stage(stage: Stage, fn: Callable[[Expr], Expr], keep: Callable[[Axis], bool]) -> Stage:
+def _map_stage(stage: Step, fn: Callable[[Expr], Expr], keep: Callable[[Axis], bool]) -> Step:
     stores = tuple(Store(s.target, tuple(fn(i) for i in s.index), fn(s.value)) for s in stage.stores)
     reduce = stage.reduce
     if reduce is not None:
         reduce = replace(reduce, axes=tuple(a for a in reduce.axes if keep(a)))
     body = None if stage.reduce_body is None else fn(stage.reduce_body)
-    return Stage(tuple(a for a in stage.axes if keep(a)), stores, reduce, body)
+    return Step(tuple(a for a in stage.axes if keep(a)), stores, reduce, body)
 
 
 def _drop_axes(nest: Nest) -> Nest:
@@ -145,7 +154,7 @@ def _rewrite(
             stores.append(Store(target, index, rebuild((st.value,), leaf)[0]))
         body = None if s.reduce_body is None else rebuild((s.reduce_body,), leaf)[0]
         reduce = None if s.reduce is None else replace(s.reduce, axes=swap(s.reduce.axes))
-        stages.append(Stage(swap(s.axes), tuple(stores), reduce, body))
+        stages.append(Step(swap(s.axes), tuple(stores), reduce, body))
     return Nest(swap(outer), tuple(stages), views)
 
 
@@ -207,6 +216,46 @@ def _merge(nest: Nest, a: Axis, b: Axis) -> Nest:
     return _rewrite(nest, nest.outer, {a: both, b: None}, access, views)
 
 
+def _fuse_any(nest: Nest, private: set[Value]) -> Nest | None:
+    """Let a reduction over what the stage before it stored do that stage's work on the way (softmax: exp and sum)."""
+    for k in range(len(nest.stages) - 1):
+        fused = _fuse(nest.stages[k], nest.stages[k + 1])
+        if fused is None:
+            continue
+        later = {ld.source for s in nest.stages[k + 2 :] for ld in loads(*_nest_roots(s))}
+        dead = {st.target for st in fused.side if nest.views.get(st.target, st.target) in private}
+        alias = {nest.views.get(v, v) for v in later}
+        side = tuple(st for st in fused.side if st.target not in dead or nest.views.get(st.target, st.target) in alias)
+        return Nest(nest.outer, (*nest.stages[:k], replace(fused, side=side), *nest.stages[k + 2 :]), nest.views)
+    return None
+
+
+def _fuse(first: Step, second: Step) -> Step | None:
+    """Both as one step, if the second only reads, in each turn, the elements the first would have stored in it."""
+    reduce = second.reduce
+    if first.reduce is not None or len(first.axes) != 1 or first.side or second.side or second.axes:
+        return None
+    if reduce is None or second.reduce_body is None or len(reduce.axes) != 1:
+        return None
+    if not same(first.axes[0].extent, reduce.axes[0].extent):
+        return None
+    turn: dict[Expr, Expr] = {var(first.axes[0]): var(reduce.axes[0])}
+    side = tuple(
+        Store(st.target, tuple(substitute(i, turn) for i in st.index), substitute(st.value, turn))
+        for st in first.stores
+    )
+    known: dict[Expr, Expr] = {load(st.target, st.index, st.value.dtype): st.value for st in side}
+    stored = {st.target for st in side}
+    body_loads = loads(second.reduce_body)
+    if not any(ld in known for ld in body_loads) or any(ld.source in stored and ld not in known for ld in body_loads):
+        return None
+    if any(ld.source in stored for st in second.stores for ld in loads(st.value, *st.index)):
+        return None
+    if any(ld.source in stored for st in side for ld in loads(st.value)):
+        return None
+    return Step((), second.stores, reduce, substitute(second.reduce_body, known), side)
+
+
 # ---- choosing a shape ----
 
 
@@ -223,8 +272,17 @@ class _Spec:
     masked: bool  # tails by masked vectors; else by a scalar loop
 
 
-def _nest_roots(stage: Stage) -> list[Expr]:
-    return [s.value for s in stage.stores] + ([stage.reduce_body] if stage.reduce_body is not None else [])
+def _nest_roots(stage: Step) -> list[Expr]:
+    return [s.value for s in stage.stores] + _turn(stage)
+
+
+def _turn(stage: Step) -> list[Expr]:
+    """What is evaluated in every turn of the reduction."""
+    return [s.value for s in stage.side] + ([stage.reduce_body] if stage.reduce_body is not None else [])
+
+
+def _targets(stage: Step) -> list[Store]:
+    return [*stage.stores, *stage.side]
 
 
 def _element_bytes(nest: Nest) -> int:
@@ -234,7 +292,7 @@ def _element_bytes(nest: Nest) -> int:
         for e in walk(*_nest_roots(s)):
             if isinstance(e, Load) or (isinstance(e, Apply) and e.dtype is not DType.I64):
                 wide = max(wide, e.dtype.compute.bytes)
-        wide = max([wide, *(st.target.tensor.dtype.compute.bytes for st in s.stores)])
+        wide = max([wide, *(st.target.tensor.dtype.compute.bytes for st in _targets(s))])
         if s.reduce is not None:
             wide = max(wide, s.reduce.acc.bytes)
     return wide
@@ -247,7 +305,7 @@ def _maskable(nest: Nest, target: Target) -> bool:
     if "avx2" not in target.features:
         return False
     dtypes = {e.dtype for s in nest.stages for e in walk(*_nest_roots(s)) if isinstance(e, Load)}
-    dtypes |= {st.target.tensor.dtype for s in nest.stages for st in s.stores}
+    dtypes |= {st.target.tensor.dtype for s in nest.stages for st in _targets(s)}
     return all(d.bytes >= 4 for d in dtypes)
 
 
@@ -289,7 +347,7 @@ def _body_cost(exprs: Sequence[Expr], axis: Axis | None, lanes: int) -> float:
 
 
 def _extent(d: Dim) -> int:
-    return d if isinstance(d, int) else GUESS
+    return int(expected(d))
 
 
 def _points(axes: Sequence[Axis]) -> float:
@@ -303,16 +361,16 @@ def _fill(axis: Axis | None, lanes: int) -> float:
     return math.ceil(axis.extent / lanes) * lanes / axis.extent
 
 
-def _reduce_axis(stage: Stage, lanes: int) -> tuple[Axis, ...]:
+def _reduce_axis(stage: Step, lanes: int) -> tuple[Axis, ...]:
     """Reduce axes with the one to vectorise last: the best strides win, then the later axis."""
     assert stage.reduce is not None
-    body = [stage.reduce_body] if stage.reduce_body is not None else []
+    body = _turn(stage)
     axes = stage.reduce.axes
     best = min(axes, key=lambda a: (_body_cost(body, a, lanes) * _fill(a, lanes), -axes.index(a)))
     return (*(a for a in axes if a is not best), best)
 
 
-def _inner_axis(stage: Stage, lanes: int) -> Axis | None:
+def _inner_axis(stage: Step, lanes: int) -> Axis | None:
     """Shape `row`: the axis the lanes of a stage lie along; one of its own axes (the last) or of its reduction."""
     own = stage.axes[-1] if stage.axes else None
     if stage.reduce is None or not stage.reduce.axes:
@@ -320,7 +378,7 @@ def _inner_axis(stage: Stage, lanes: int) -> Axis | None:
     along = _reduce_axis(stage, lanes)[-1]
     if own is None:
         return along
-    body = [stage.reduce_body] if stage.reduce_body is not None else []
+    body = _turn(stage)
     own_cost = _body_cost(body, own, lanes) * _fill(own, lanes)
     return own if own_cost <= 1.2 * _body_cost(body, along, lanes) * _fill(along, lanes) else along
 
@@ -338,7 +396,7 @@ def _cycles(nest: Nest, axis: Axis | None, row: bool, lanes: int) -> float:
         cost += sum(_access_cost(st.target, st.index, own, width) for st in s.stores)
         total += points * cost * (_fill(own, width) if own is not None else 1.0)
         if s.reduce is not None and s.reduce_body is not None:
-            body = _body_cost([s.reduce_body], along, width) + 2.0 / width
+            body = _body_cost(_turn(s), along, width) + (2.0 + len(s.side)) / width
             total += points * _points(s.reduce.axes) * body * _fill(along, width)
             total += points * 8 if own is None and along is not None else 0
     return total
@@ -353,7 +411,9 @@ def _bytes(kernel: Kernel) -> float:
 def _candidates(kernel: Kernel, nest: Nest) -> list[tuple[Axis | None, bool]]:
     """(vector axis, row?) worth a look; the last entry is scalar code."""
     private = {v.value for v in kernel.locals}
-    buffers = any(nest.views.get(st.target, st.target) in private and st.index for s in nest.stages for st in s.stores)
+    buffers = any(
+        nest.views.get(st.target, st.target) in private and st.index for s in nest.stages for st in _targets(s)
+    )
     flat = not buffers and not any(s.axes for s in nest.stages)
     out: list[tuple[Axis | None, bool]] = []
     if flat:
@@ -363,10 +423,10 @@ def _candidates(kernel: Kernel, nest: Nest) -> list[tuple[Axis | None, bool]]:
     return out or [(None, False)]
 
 
-def _unroll(nest: Nest) -> int:
+def _unroll(stages: Sequence[Step]) -> int:
     """Vectors per iteration: more for light bodies."""
-    ops = sum(e.prim.cost for s in nest.stages for e in walk(*_nest_roots(s)) if isinstance(e, Apply))
-    return 4 if ops <= 24 else 2 if ops <= 80 else 1
+    ops = sum(e.prim.cost for s in stages for e in walk(*_nest_roots(s)) if isinstance(e, Apply))
+    return 4 if ops <= 16 else 2 if ops <= 48 else 1
 
 
 class Rowwise:
@@ -385,7 +445,8 @@ class Rowwise:
             cost = max(floor, _cycles(nest, axis, row, lanes) / rate)
             name = ROW if row else axis.name if axis is not None else ""
             width = lanes if row or axis is not None else 1
-            out.append(Schedule(self.name, width, name, unroll=_unroll(nest), grain=GRAIN, cost=cost))
+            steps = [_unroll([s]) for s in nest.stages] if row else [_unroll(nest.stages)]
+            out.append(Schedule(self.name, width, name, unroll=max(steps), grain=GRAIN, cost=cost))
         return sorted(out, key=lambda s: s.cost)
 
     def emit(self, build: Builder, kernel: Kernel, schedule: Schedule, target: Target) -> Emitted:
@@ -518,7 +579,7 @@ def _weight(build: Builder, env: Env, spec: _Spec) -> Index:
             points = build.mul(points, emit_dim(build, env, a.extent))
         inner: Index = one
         if s.reduce is not None and s.reduce_body is not None:
-            steps: Index = _effort([s.reduce_body]) + 1
+            steps: Index = _effort(_turn(s)) + 4 * len(s.side) + 1
             for a in s.reduce.axes:
                 steps = build.mul(steps, emit_dim(build, env, a.extent))
             inner = build.add(inner, steps)
@@ -577,13 +638,12 @@ def _unit(build: Builder, env: Env, spec: _Spec, digits: Sequence[Reg]) -> None:
     if not (isinstance(extent, int) and extent <= BLOCK):
         low = build.mul(digits[-1], BLOCK)
         high = build.imin(build.add(low, BLOCK), extent)
-    whole = isinstance(extent, int) and extent % spec.lanes == 0  # BLOCK is a multiple of every vector width
 
     def body(envs: list[Env], _part: int, accs: list[Reg]) -> list[Reg]:
         _plain_stages(build, envs, spec.nest.stages)
         return accs
 
-    _sweep(build, here, spec, spec.axis, low, high, whole, [], body)
+    _sweep(build, here, spec, spec.axis, low, high, spec.unroll, [], body)
 
 
 # ---- vector loops ----
@@ -600,12 +660,13 @@ def _sweep(
     axis: Axis,
     low: Index,
     high: Index,
-    whole: bool,
+    unroll: int,
     init: list[Reg],
     body: Body,
 ) -> list[Reg]:
-    """Run `axis` from low to high by vectors; returns the carried values. `whole`: no tail is possible."""
-    n, u = spec.lanes, spec.unroll
+    """Run `axis` from low to high by vectors, `unroll` of them a turn; returns the carried values."""
+    n, u = spec.lanes, unroll
+    whole = isinstance(axis.extent, int) and axis.extent % n == 0  # blocks are multiples of every vector width
     size = build.sub(high, low)
     accs = init
     at: Index = low
@@ -639,7 +700,7 @@ def _sweep(
 # ---- stages ----
 
 
-def _plain_stages(build: Builder, envs: list[Env], stages: Sequence[Stage]) -> list[Env]:
+def _plain_stages(build: Builder, envs: list[Env], stages: Sequence[Step]) -> list[Env]:
     """Stages without axes, for several vectors (or scalars) at once; reductions are loops around all of them."""
     for stage in stages:
         assert not stage.axes
@@ -651,7 +712,7 @@ def _plain_stages(build: Builder, envs: list[Env], stages: Sequence[Stage]) -> l
     return envs
 
 
-def _store_all(build: Builder, envs: list[Env], stage: Stage) -> list[Env]:
+def _store_all(build: Builder, envs: list[Env], stage: Step) -> list[Env]:
     """Evaluate all values, then store them; a rank-0 local becomes a bound expression."""
     values = [[emit_expr(build, e, s.value) for s in stage.stores] for e in envs]
     out = []
@@ -666,7 +727,7 @@ def _store_all(build: Builder, envs: list[Env], stage: Stage) -> list[Env]:
     return out
 
 
-def _plain_reduce(build: Builder, envs: list[Env], stage: Stage, reduce: Reduce) -> list[Reg]:
+def _plain_reduce(build: Builder, envs: list[Env], stage: Step, reduce: Reduce) -> list[Reg]:
     """One accumulator per lane and env; plain loops over the reduce axes."""
     typ = reg_type(reduce.acc)
     init = [build.splat(literal(build, reduce.init), e.lanes) for e in envs]
@@ -691,13 +752,15 @@ def _loops(
     return it.results
 
 
-def _accumulate(build: Builder, envs: list[Env], stage: Stage, reduce: Reduce, accs: list[Reg]) -> list[Reg]:
+def _accumulate(build: Builder, envs: list[Env], stage: Step, reduce: Reduce, accs: list[Reg]) -> list[Reg]:
     """Combine body into the accumulator, for each env; lanes that are off keep their value."""
     assert stage.reduce_body is not None
     body = stage.reduce_body
     out = []
     for e, a in zip(envs, accs, strict=True):
         v = emit_expr(build, e, body)
+        for st in stage.side:
+            emit_store(build, e, st.target, st.index, st.value)
         if body.dtype is not reduce.acc:
             v = lower(build, "cast", [v], body.dtype, reduce.acc)
         new = lower(build, reduce.combine.name, [a, build.widen(v, e.lanes)], reduce.acc, reduce.acc)
@@ -705,7 +768,7 @@ def _accumulate(build: Builder, envs: list[Env], stage: Stage, reduce: Reduce, a
     return out
 
 
-def _row_stage(build: Builder, env: Env, spec: _Spec, stage: Stage) -> Env:
+def _row_stage(build: Builder, env: Env, spec: _Spec, stage: Step) -> Env:
     """A stage of shape `row`. Returns the env with what it bound."""
     axis = _inner_axis(stage, spec.lanes)
     if axis is None:
@@ -728,15 +791,14 @@ def _row_stage(build: Builder, env: Env, spec: _Spec, stage: Stage) -> Env:
 
     def line(envs: list[Env], accs: list[Reg]) -> list[Reg]:
         extent = emit_dim(build, envs[0], axis.extent)
-        whole = isinstance(extent, int) and extent % spec.lanes == 0
-        _sweep(build, envs[0], spec, axis, 0, extent, whole, [], body)
+        _sweep(build, envs[0], spec, axis, 0, extent, min(spec.unroll, _unroll([stage])), [], body)
         return accs
 
     _loops(build, [env], [a for a in stage.axes if a is not axis], [], line)
     return env
 
 
-def _reduce_row(build: Builder, env: Env, spec: _Spec, stage: Stage, reduce: Reduce) -> Env:
+def _reduce_row(build: Builder, env: Env, spec: _Spec, stage: Step, reduce: Reduce) -> Env:
     """Reduce with lanes along the last reduce axis, then store (one scalar)."""
     axes = _reduce_axis(stage, spec.lanes)
     last = axes[-1]
@@ -744,7 +806,8 @@ def _reduce_row(build: Builder, env: Env, spec: _Spec, stage: Stage, reduce: Red
     extent = emit_dim(build, env, last.extent)
     whole = isinstance(extent, int) and extent % spec.lanes == 0
     scalar_tail = not whole and not spec.masked and spec.lanes > 1
-    vectors = spec.unroll if spec.lanes > 1 else 1
+    unroll = min(spec.unroll, _unroll([stage]))
+    vectors = unroll if spec.lanes > 1 else 1
     init = [build.splat(start, spec.lanes)] * vectors + ([start] if scalar_tail else [])
 
     def body(envs: list[Env], part: int, accs: list[Reg]) -> list[Reg]:
@@ -756,7 +819,7 @@ def _reduce_row(build: Builder, env: Env, spec: _Spec, stage: Stage, reduce: Red
         return out
 
     def line(envs: list[Env], accs: list[Reg]) -> list[Reg]:
-        return _sweep(build, envs[0], spec, last, 0, extent, whole, accs, body)
+        return _sweep(build, envs[0], spec, last, 0, extent, unroll, accs, body)
 
     accs = _loops(build, [env], axes[:-1], init, line)
     total = _combine_all(build, reduce, accs)

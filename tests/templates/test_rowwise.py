@@ -1,0 +1,377 @@
+"""rowwise runs every kernel, with every vector axis it proposes, as the interpreter does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from onnxfuse.codegen.generate import emit_module
+from onnxfuse.codegen.object import compile_module
+from onnxfuse.ir import interp
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Expr, acc, apply, cast, i64, lit, load, sym, var, where
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.kernel import DimBinding, Kernel, Local, Stage, Store
+from onnxfuse.ir.loops import Axis, Reduce
+from onnxfuse.ir.plan import Plan
+from onnxfuse.ir.prims import PRIMS
+from onnxfuse.ir.simplify import simplify
+from onnxfuse.ir.types import Dim, tensor
+from onnxfuse.runtime.jit import jit
+from onnxfuse.target import Target
+from onnxfuse.templates.rowwise import ROWWISE, tidy
+from tests.codegen.machines import MACHINES, V3
+
+F32 = DType.F32
+N, M = sym("N"), sym("M")
+
+
+def t(name: str, *shape: Dim, dtype: DType = F32) -> Value:
+    return Value(name, tensor(dtype, shape))
+
+
+def at(v: Value, *index: Expr | int) -> Expr:
+    return load(v, tuple(i64(i) if isinstance(i, int) else i for i in index), v.tensor.dtype)
+
+
+def axes(*extents: Dim) -> tuple[Axis, ...]:
+    return tuple(Axis(f"i{k}", e) for k, e in enumerate(extents))
+
+
+def fixed(dims: Sequence[tuple[Value, int]]) -> tuple[DimBinding, ...]:
+    return tuple(DimBinding(v.tensor.shape[k], v, k) for v, k in dims)  # type: ignore[arg-type]
+
+
+def pointwise(inputs: Sequence[Value], out: Value, ax: Sequence[Axis], body: Expr, dims=()) -> Kernel:
+    store = Store(out, tuple(map(var, ax)), body)
+    return Kernel("k", tuple(inputs), (out,), tuple(ax), (Stage((), (store,)),), dims=fixed(dims))
+
+
+def reduction(inputs, out, kept, over, body, name="add", init=0.0, finish=None, dtype=F32) -> Kernel:
+    red = Reduce(tuple(over), PRIMS[name], lit(init, dtype), dtype)
+    store = Store(out, tuple(map(var, kept)), acc(dtype) if finish is None else finish)
+    return Kernel("k", tuple(inputs), (out,), tuple(kept), (Stage((), (store,), red, body),))
+
+
+def runs(kernel: Kernel, target: Target):
+    """The kernel compiled once per proposed schedule."""
+    for schedule in ROWWISE.propose(kernel, target):
+        yield schedule, jit(Plan(kernel, schedule, ROWWISE), target)
+
+
+def agree(kernel: Kernel, target: Target, *feeds: Sequence[np.ndarray], rtol: float = 0.0) -> None:
+    """All schedules on all feeds equal the interpreter, whatever the order of tasks and the alignment."""
+    for schedule, run in runs(kernel, target):
+        for k, feed in enumerate(feeds):
+            with np.errstate(all="ignore"):
+                want = interp.run_kernel(kernel, feed)
+            for g, w in zip(run(feed, seed=k, shift=4 * (k % 2) if F32 in _dtypes(kernel) else 0), want, strict=True):
+                assert g.dtype == w.dtype
+                assert g.shape == w.shape
+                np.testing.assert_allclose(
+                    g.astype(np.float64), w.astype(np.float64), rtol=rtol, atol=rtol, err_msg=str(schedule)
+                )
+
+
+def _dtypes(kernel: Kernel) -> set[DType]:
+    return {v.tensor.dtype for v in (*kernel.inputs, *kernel.outputs)} if kernel.inputs else set()
+
+
+def f32(rng, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+# ---- elementwise ----
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_every_length_up_to_two_vectors_and_one(target, rng):
+    x, y = t("x", N), t("y", N)
+    (i,) = axes(N)
+    k = pointwise([x], y, [i], apply("max", at(x, var(i)) * 3.0, 0.0), [(x, 0)])
+    agree(k, target, *([f32(rng, n)] for n in (*range(2 * target.lanes(4) + 2), 129, 20_000)))
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_broadcast_on_every_axis(target, rng):
+    for mask in range(8):
+        shape = [1 if mask >> k & 1 else e for k, e in enumerate((3, 5, 19))]
+        x, b, y = t("x", 3, 5, 19), t("b", *shape), t("y", 3, 5, 19)
+        ax = axes(3, 5, 19)
+        index = [i64(0) if shape[k] == 1 else var(a) for k, a in enumerate(ax)]
+        k = pointwise([x, b], y, ax, at(x, *map(var, ax)) - at(b, *index))
+        agree(k, target, [f32(rng, 3, 5, 19), f32(rng, *shape)])
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_transposed_reversed_and_strided_reads(target, rng):
+    ax = axes(4, 37)
+    i, j = map(var, ax)
+    for x, index in (
+        (t("x", 37, 4), (j, i)),
+        (t("x", 4, 37), (i, 36 - j)),
+        (t("x", 4, 80), (i, j * 2 + 1)),
+        (t("x", 4, 120), (i, j * 3)),
+        (t("x", 4, 5, 8), (i, j // 8, j % 8)),
+        (t("x", 8, 5, 4), (j % 8, j // 8, i)),
+        (t("x", 41, 4), (i + j, i)),
+    ):
+        shape = tuple(int(d) for d in x.tensor.shape)
+        agree(pointwise([x], t("y", 4, 37), ax, at(x, *index) + 1.0), target, [f32(rng, *shape)])
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_guarded_loads_never_leave_the_tensor(target, rng):
+    """Pad, Concat and a shift; the jit's buffers end at guard bytes, and an empty tensor has no element at all."""
+    x, z, y = t("x", N, M), t("z", 0, M), t("y", N + 2, M + 3)
+    ax = axes(simplify(N + 2), simplify(M + 3))
+    i, j = map(var, ax)
+    inside = (i64(0) <= i - 1) & (i - 1 < N) & (i64(0) <= j - 2) & (j - 2 < M)
+    body = where(inside, at(x, i - 1, j - 2), where(i < 0, at(z, i, j), lit(7.0, F32)))
+    k = pointwise([x, z], y, ax, body, [(x, 0), (x, 1)])
+    agree(k, target, *([f32(rng, n, m), f32(rng, 0, m)] for n, m in ((3, 16), (1, 1), (0, 4), (5, 30))))
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_gathered_rows_with_index_tensor(target, rng):
+    x, ids, y = t("x", 9, 21), t("ids", 6, dtype=DType.I64), t("y", 6, 21)
+    ax = axes(6, 21)
+    k = pointwise([x, ids], y, ax, at(x, at(ids, var(ax[0])), var(ax[1])))
+    agree(k, target, [f32(rng, 9, 21), rng.integers(0, 9, 6)])
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_runtime_broadcast(target, rng):
+    x, b, y = t("x", N, M), t("b", sym("P"), M), t("y", N, M)
+    ax = axes(N, M)
+    row = apply("bcast", var(ax[0]), sym("P"))
+    k = pointwise([x, b], y, ax, at(x, *map(var, ax)) * at(b, row, var(ax[1])), [(x, 0), (x, 1), (b, 0)])
+    agree(k, target, [f32(rng, 3, 20), f32(rng, 1, 20)], [f32(rng, 3, 20), f32(rng, 3, 20)])
+
+
+@pytest.mark.parametrize("dtype", [d for d in DType if d.computable])
+@pytest.mark.parametrize("target", MACHINES)
+def test_every_dtype_moves_and_computes(target, dtype, rng):
+    x, c, y = t("x", 3, 37, dtype=dtype), t("c", 37, dtype=DType.BOOL), t("y", 37, 3, dtype=dtype)
+    ax = axes(37, 3)
+    i, j = map(var, ax)
+    v = at(x, j, i)
+    wide = cast(cast(v, F32) * 2.0, dtype) if dtype.is_float else v
+    k = pointwise([x, c], y, ax, where(at(c, i), wide, v))
+    a = rng.integers(0, 2 if dtype is DType.BOOL else 100, (3, 37)).astype(dtype.numpy)
+    agree(k, target, [a, rng.integers(0, 2, 37).astype(np.bool_)])
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_rank_zero_size_zero_and_unit_dimensions(target, rng):
+    agree(pointwise([x := t("x")], t("y"), [], at(x) + 1.0), target, [np.array(2.0, np.float32)])
+    ax = axes(1, 1)
+    x = t("x", 1, 1)
+    agree(pointwise([x], t("y", 1, 1), ax, at(x, *map(var, ax)) + 1.0), target, [f32(rng, 1, 1)])
+    ax, x = axes(4, 0), t("x", 4, 0)
+    agree(pointwise([x], t("y", 4, 0), ax, at(x, *map(var, ax)) + 1.0), target, [f32(rng, 4, 0)])
+    agree(pointwise([], t("y", 3), ax := axes(3), cast(var(ax[0]), F32)), target, [])
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_several_outputs_of_different_shape_and_dtype(target, rng):
+    x, y, z, w = t("x", 4, 40), t("y", 4, 40), t("z", 40, 4, dtype=DType.I32), t("w", 4, 40, dtype=DType.BOOL)
+    ax = axes(4, 40)
+    i, j = map(var, ax)
+    v = at(x, i, j)
+    stores = (Store(y, (i, j), v * v), Store(z, (j, i), cast(v * 9.0, DType.I32)), Store(w, (i, j), v < 0.0))
+    agree(Kernel("k", (x,), (y, z, w), ax, (Stage((), stores),)), target, [f32(rng, 4, 40)])
+
+
+# ---- reductions ----
+
+
+@pytest.mark.parametrize("over", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("target", MACHINES)
+def test_reduce_over_every_choice_of_axes(target, over, rng):
+    x, ax = t("x", 4, 19, 37), axes(4, 19, 37)
+    kept = [a for k, a in enumerate(ax) if k not in over]
+    y = t("y", *(a.extent for a in kept))
+    k = reduction([x], y, kept, [ax[o] for o in over], at(x, *map(var, ax)), finish=acc(F32) * 0.25 + 1.0)
+    agree(k, target, [f32(rng, 4, 19, 37)], rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "init"),
+    [
+        ("max", F32, -np.inf), ("min", DType.F64, np.inf), ("mul", F32, 1.0), ("add", DType.I64, 5),
+        ("max", DType.U8, 0),
+        ("min", DType.I32, 2**31 - 1), ("and", DType.BOOL, True), ("or", DType.BOOL, False), ("bitxor", DType.U16, 3),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("target", MACHINES)
+def test_every_combine_over_rows_and_columns(target, name, dtype, init, rng):
+    for kept_axis, over_axis in ((0, 1), (1, 0)):
+        x, ax = t("x", 11, 45, dtype=dtype), axes(11, 45)
+        y = t("y", ax[kept_axis].extent, dtype=dtype)
+        k = reduction([x], y, [ax[kept_axis]], [ax[over_axis]], at(x, *map(var, ax)), name, init, acc(dtype), dtype)
+        a = f32(rng, 11, 45) if dtype.is_float else rng.integers(0, 2 if dtype is DType.BOOL else 99, (11, 45))
+        agree(k, target, [a.astype(dtype.numpy)], rtol=1e-5 if dtype.is_float else 0)
+
+
+@pytest.mark.parametrize("length", [2, 17, 33])
+@pytest.mark.parametrize("target", MACHINES)
+def test_a_nan_anywhere_reaches_the_maximum(target, length, rng):
+    x, y, ax = t("x", length, length), t("y", length), axes(length, length)
+    a = f32(rng, length, length)
+    np.fill_diagonal(a, np.nan)
+    k = reduction([x], y, [ax[0]], [ax[1]], at(x, *map(var, ax)), "max", -np.inf)
+    for _, run in runs(k, target):
+        assert np.isnan(run([a])[0]).all()
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_an_empty_reduction_gives_the_initial_value(target, rng):
+    x, ax = t("x", N, M), axes(N, M)
+    red = Reduce((ax[1],), PRIMS["add"], lit(3.0, F32), F32)
+    stage = Stage((), (Store(t("y", N), (var(ax[0]),), acc(F32)),), red, at(x, *map(var, ax)))
+    k = Kernel("k", (x,), (stage.stores[0].target,), (ax[0],), (stage,), dims=fixed([(x, 0), (x, 1)]))
+    agree(k, target, [f32(rng, 4, 0)], [f32(rng, 0, 4)], [f32(rng, 3, 70)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("target", MACHINES)
+def test_pools_with_padding(target, stride, rng):
+    size = 29
+    out = (size + 2 - 3) // stride + 1
+    x, y = t("x", 2, size, size), t("y", 2, out, out)
+    c, oy, ox = axes(2, out, out)
+    p, q = Axis("p", 3), Axis("q", 3)
+    iy, ix = var(oy) * stride + var(p) - 1, var(ox) * stride + var(q) - 1
+    inside = (i64(0) <= iy) & (iy < size) & (i64(0) <= ix) & (ix < size)
+    body = where(inside, at(x, var(c), iy, ix), lit(-np.inf, F32))
+    agree(reduction([x], y, (c, oy, ox), (p, q), body, "max", -np.inf), target, [f32(rng, 2, size, size)])
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_a_contraction_with_an_epilogue(target, rng):
+    a, b, s, y = t("a", 7, 20), t("b", 20, 30), t("s"), t("y", 7, 30)
+    i, j, k = axes(7, 30, 20)
+    red = Reduce((k,), PRIMS["add"], lit(0.0, F32), F32)
+    first = Stage((), (Store(s, (), acc(F32)),), red, at(a, var(i), var(k)) * at(b, var(k), var(j)))
+    last = Stage((), (Store(y, (var(i), var(j)), apply("max", at(s), 0.0)),))
+    kernel = Kernel("k", (a, b), (y,), (i, j), (first, last), locals=(Local(s),))
+    agree(kernel, target, [f32(rng, 7, 20), f32(rng, 20, 30)], rtol=1e-5)
+
+
+# ---- row programs ----
+
+
+def softmax(rows: Dim, cols: Dim, dims=()) -> Kernel:
+    x, y, e, top, total = t("x", rows, cols), t("y", rows, cols), t("e", cols), t("top"), t("total")
+    i, a, b, c, d = (Axis(n, rows if n == "i" else cols) for n in "iabcd")
+    maximum, total_of = (
+        Reduce((ax,), PRIMS[p], lit(v, F32), F32) for ax, p, v in ((a, "max", -np.inf), (c, "add", 0.0))
+    )
+    return Kernel(
+        "k", (x,), (y,), (i,),
+        (
+            Stage((), (Store(top, (), acc(F32)),), maximum, at(x, var(i), var(a))),
+            Stage((b,), (Store(e, (var(b),), apply("exp", at(x, var(i), var(b)) - at(top))),)),
+            Stage((), (Store(total, (), acc(F32)),), total_of, at(e, var(c))),
+            Stage((d,), (Store(y, (var(i), var(d)), at(e, var(d)) / at(total)),)),
+        ),
+        locals=(Local(e), Local(top), Local(total)),
+        dims=fixed([(x, 0), (x, 1)]) if dims is None else (),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_softmax_of_any_length(target, rng):
+    k = softmax(N, M, None)
+    agree(k, target, *([f32(rng, 3, n)] for n in (1, 2, 7, 8, 9, 16, 31, 32, 33, 64, 65, 100)), rtol=1e-6)
+    agree(k, target, [f32(rng, 300, 70)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_private_rows_too_long_for_the_stack_use_scratch(target, rng):
+    k = softmax(3, 40_000)
+    assert ROWWISE.propose(k, target)
+    agree(k, target, [f32(rng, 3, 40_000)], rtol=2e-5)
+
+
+def test_exp_and_sum_of_a_softmax_are_one_pass():
+    stages = tidy(softmax(3, 40)).stages
+    assert [len(s.side) for s in stages] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_layer_norm_over_two_axes(target, rng):
+    x, g, y, mu, r = t("x", 5, 6, 7), t("g", 6, 7), t("y", 5, 6, 7), t("mu"), t("r")
+    i = Axis("i", 5)
+    (p, q), (p1, q1), (p2, q2) = axes(6, 7), axes(6, 7), axes(6, 7)
+    total = lambda ax: Reduce(ax, PRIMS["add"], lit(0.0, F32), F32)  # noqa: E731
+    d = at(x, var(i), var(p1), var(q1)) - at(mu)
+    rsqrt = lit(1.0, F32) / apply("sqrt", acc(F32) * (1 / 42) + 1e-5)
+    scaled = (at(x, var(i), var(p2), var(q2)) - at(mu)) * at(r) * at(g, var(p2), var(q2))
+    k = Kernel(
+        "k", (x, g), (y,), (i,),
+        (
+            Stage((), (Store(mu, (), acc(F32) * (1 / 42)),), total((p, q)), at(x, var(i), var(p), var(q))),
+            Stage((), (Store(r, (), rsqrt),), total((p1, q1)), d * d),
+            Stage((p2, q2), (Store(y, (var(i), var(p2), var(q2)), scaled),)),
+        ),
+        locals=(Local(mu), Local(r)),
+    )  # fmt: skip
+    assert [len(s.reduce.axes) for s in tidy(k).stages[:2]] == [1, 1]
+    agree(k, target, [f32(rng, 5, 6, 7), f32(rng, 6, 7)], rtol=2e-5)
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_a_matrix_vector_product_inside_a_row(target, rng):
+    """A stage with axes of its own and a reduction, into a private row that the next stage reads."""
+    x, w, y, h = t("x", 3, 20), t("w", 20, 33), t("y", 3, 33), t("h", 33)
+    i, j, k, m = Axis("i", 3), Axis("j", 33), Axis("k", 20), Axis("m", 33)
+    red = Reduce((k,), PRIMS["add"], lit(0.0, F32), F32)
+    for body, weights in (
+        (at(x, var(i), var(k)) * at(w, var(k), var(j)), (20, 33)),
+        (at(x, var(i), var(k)) * at(wt := t("w", 33, 20), var(j), var(k)), (33, 20)),
+    ):
+        source = w if weights == (20, 33) else wt
+        stages = (
+            Stage((j,), (Store(h, (var(j),), acc(F32)),), red, body),
+            Stage((m,), (Store(y, (var(i), var(m)), at(h, var(m)) - at(h, 32 - var(m))),)),
+        )
+        kernel = Kernel("k", (x, source), (y,), (i,), stages, locals=(Local(h),))
+        agree(kernel, target, [f32(rng, 3, 20), f32(rng, *weights)], rtol=1e-5)
+
+
+# ---- what the code looks like ----
+
+
+def assembly(kernel: Kernel, target: Target = V3) -> str:
+    plan = Plan(kernel, ROWWISE.propose(kernel, target)[0], ROWWISE)
+    return compile_module(emit_module(plan, target).text, target, keep_asm=True).asm
+
+
+@pytest.mark.isa("avx2")
+def test_elementwise_code_is_whole_vectors_without_calls():
+    x, b, y, ax = t("x", N, 64), t("b", 64), t("y", N, 64), axes(N, 64)
+    text = assembly(pointwise([x, b], y, ax, apply("max", at(x, *map(var, ax)) + at(b, var(ax[1])), 0.0), [(x, 0)]))
+    assert "vaddps" in text
+    assert "vmaxps" in text
+    assert "addss" not in text
+    assert "call" not in text
+
+
+def test_contiguous_axes_become_one():
+    x, y, ax = t("x", N, 3, M), t("y", N, 3, M), axes(N, 3, M)
+    nest = tidy(pointwise([x], y, ax, at(x, *map(var, ax)) * 2.0))
+    assert [str(a.extent) for a in nest.outer] == [str(simplify(N * 3 * M))]
+
+
+def test_work_is_cut_the_same_way_whatever_the_machine_does():
+    """Tasks depend on dimensions only, and there are few of them."""
+    x, y, ax = t("x", N, M), t("y", N, M), axes(N, M)
+    k = pointwise([x], y, ax, at(x, *map(var, ax)) * 2.0, [(x, 0), (x, 1)])
+    run = jit(Plan(k, ROWWISE.propose(k, V3)[0], ROWWISE), V3)
+    for shape, most in (((10, 10), 1), ((1000, 1000), 64), ((0, 5), 0)):
+        call = run.prepare([np.zeros(shape, np.float32)])
+        assert call.variant.tasks[0](call.env.ctypes.data) <= most
