@@ -34,6 +34,8 @@ from onnxfuse.errors import UsageError
 from onnxfuse.verify import ort
 from onnxfuse.verify.inputs import InputSpec, Sample, samples, specs
 
+Libraries = Sequence[str | os.PathLike[str]]
+
 _HALF_EPS = 8  # units of eps for the types that are rounded after each op
 
 
@@ -367,28 +369,34 @@ def compare_many(
     level: ort.Level = ort.Level.DISABLE,
     threads: int = 0,
 ) -> tuple[Report, ...]:
-    """`compare` once per entry of `libraries` (None = without ours), running the reference once for all."""
+    """`compare` once per entry of `libraries` (None = without ours), running the reference once for all.
+
+    One session lives at a time (two for a moment when the reference has free dimensions), because models are large.
+    """
     config = config or VerifyConfig()
+    sets = [[*custom_op_libraries, *([lib] if lib is not None else [])] for lib in libraries]
     expected = ort.session(reference, threads=threads, libraries=custom_op_libraries)
-    contenders = [
-        _Contender.load(
-            candidate, [*custom_op_libraries, *([lib] if lib is not None else [])], expected, level, threads
-        )
-        for lib in libraries
-    ]
-    runs: list[list[RunReport]] = [[] for _ in contenders]
-    wanted = next((specs(c.session) for c in contenders if c.session is not None and not c.error), None)
-    if wanted is not None:
-        for sample, results in samples(expected, config, wanted):
-            for contender, reports in zip(contenders, runs, strict=True):
-                if contender.session is not None and not contender.error:
-                    reports.append(_judge(contender.session, sample, results, config))
-    narrowed = _narrowed(specs(expected), wanted or ())
+    interface, wanted = _interface(expected), specs(expected)
+    if any(s.symbols for s in wanted) and sets:
+        wanted = _narrower(wanted, _load(candidate, sets[0], interface, level, threads).specs)
+    pairs = list(samples(expected, config, wanted))
+    del expected
     names = ort.describe(reference).strip("'"), ort.describe(candidate).strip("'")
-    return tuple(
-        Report(*names, (str(lib),) if lib is not None else (), tuple(reports), c.error, narrowed, c.session is not None)
-        for lib, c, reports in zip(libraries, contenders, runs, strict=True)
-    )
+
+    def report(library: str | os.PathLike[str] | None, registered: Libraries) -> Report:
+        """In a function, so that its session is gone before the next one is made."""
+        c = _load(candidate, registered, interface, level, threads)
+        runs = [_judge(c.session, s, results, config) for s, results in pairs] if c.session and not c.error else []
+        narrowed = _narrowed(interface.specs, c.specs)
+        ours = (str(library),) if library is not None else ()
+        return Report(*names, ours, tuple(runs), c.error, narrowed, c.session is not None)
+
+    return tuple(report(lib, registered) for lib, registered in zip(libraries, sets, strict=True))
+
+
+def _narrower(reference: tuple[InputSpec, ...], candidate: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
+    """The candidate's shapes, when it has the reference's inputs."""
+    return candidate if [s.name for s in reference] == [s.name for s in candidate] else reference
 
 
 def _narrowed(reference: Sequence[InputSpec], candidate: Sequence[InputSpec]) -> tuple[str, ...]:
@@ -403,40 +411,60 @@ def _narrowed(reference: Sequence[InputSpec], candidate: Sequence[InputSpec]) ->
     )
 
 
+Names = list[tuple[str, str]]  # (name, type)
+
+
+@dataclass(frozen=True, slots=True)
+class _Interface:
+    """What callers of a model see."""
+
+    specs: tuple[InputSpec, ...]
+    outputs: Names
+    overridable: Names
+
+    @property
+    def inputs(self) -> Names:
+        return [(s.name, s.type) for s in self.specs]
+
+
 @dataclass(frozen=True, slots=True)
 class _Contender:
     """A candidate's session, or why there is none."""
 
     session: onnxruntime.InferenceSession | None
-    error: str
-
-    @staticmethod
-    def load(
-        candidate: ort.Source,
-        libraries: Sequence[str | os.PathLike[str]],
-        expected: onnxruntime.InferenceSession,
-        level: ort.Level,
-        threads: int,
-    ) -> _Contender:
-        try:
-            sess = ort.session(candidate, level=level, threads=threads, libraries=libraries)
-        except UsageError as exc:
-            return _Contender(None, f"{exc.what}: {exc.why}")
-        return _Contender(sess, _interface_difference(expected, sess))
+    specs: tuple[InputSpec, ...] = ()
+    error: str = ""
 
 
-def _interface_difference(a: onnxruntime.InferenceSession, b: onnxruntime.InferenceSession) -> str:
+def _interface(sess: onnxruntime.InferenceSession) -> _Interface:
+    outputs, overridable = sess.get_outputs(), sess.get_overridable_initializers()
+    return _Interface(specs(sess), [(v.name, v.type) for v in outputs], sorted((v.name, v.type) for v in overridable))
+
+
+def _load(
+    candidate: ort.Source,
+    libraries: Libraries,
+    expected: _Interface,
+    level: ort.Level,
+    threads: int,
+) -> _Contender:
+    try:
+        sess = ort.session(candidate, level=level, threads=threads, libraries=libraries)
+    except UsageError as exc:
+        return _Contender(None, error=f"{exc.what}: {exc.why}")
+    found = _interface(sess)
+    return _Contender(sess, found.specs, _interface_difference(expected, found))
+
+
+def _interface_difference(a: _Interface, b: _Interface) -> str:
     """What is different about inputs and outputs: names, order, element types; "" when nothing is."""
     for kind, ours, theirs in (
-        ("inputs", a.get_inputs(), b.get_inputs()),
-        ("outputs", a.get_outputs(), b.get_outputs()),
-        ("overridable initializers", a.get_overridable_initializers(), b.get_overridable_initializers()),
+        ("inputs", a.inputs, b.inputs),
+        ("outputs", a.outputs, b.outputs),
+        ("overridable initializers", a.overridable, b.overridable),
     ):
-        left, right = [(v.name, v.type) for v in ours], [(v.name, v.type) for v in theirs]
-        if kind == "overridable initializers":
-            left, right = sorted(left), sorted(right)
-        if left != right:
-            return f"the {kind} differ: {_signature(left)} against {_signature(right)}"
+        if ours != theirs:
+            return f"the {kind} differ: {_signature(ours)} against {_signature(theirs)}"
     return ""
 
 

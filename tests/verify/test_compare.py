@@ -9,6 +9,7 @@ from onnx import parser
 
 from onnxfuse.config import VerifyConfig
 from onnxfuse.errors import UsageError
+from onnxfuse.verify import ort
 from onnxfuse.verify.compare import compare, compare_many, compare_results, compare_values
 
 F32 = np.float32
@@ -201,9 +202,19 @@ def test_a_candidate_with_fixed_dimensions_is_compared_in_those_and_reported():
     assert report.narrowed == ("x: float[N,5] became x: float[7,5]",)
 
 
-def test_the_reference_runs_once_for_several_libraries():
-    reports = compare_many(model("y = Exp(x)"), model("y = Exp(x)"), [None, None])
+def test_the_reference_runs_once_for_several_libraries(monkeypatch):
+    loads = []
+    real = ort.session
+
+    def session(source, **flags):
+        loads.append(source)
+        return real(source, **flags)
+
+    monkeypatch.setattr(ort, "session", session)
+    a, b = model("y = Exp(x)"), model("y = Exp(x)")
+    reports = compare_many(a, b, [None, None])
     assert [r.ok for r in reports] == [True, True]
+    assert [source is a for source in loads] == [True, False, False]
 
 
 def test_bfloat16_models_are_compared():
