@@ -21,6 +21,7 @@ from onnxfuse.ir.types import Dim
 from onnxfuse.target import Target
 
 MANY = 1 << 20
+CHAINS = 8  # multiply-adds in flight that keep the units busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +93,36 @@ def micro_kernel(build: Builder, tile: Tile, mr: int, nv: int, strides: Strides,
                 out += [_multiply_add(build, tile.dtype, xs, bs[j], acc[i * nv + j]) for j in range(nv)]
             return out
 
+        sets = _sets(mr * nv, unroll)
+        spare = [zero] * (len(start) * (sets - 1))
         whole = build.mul(build.udiv(kc, unroll), unroll)
-        with build.carry(0, whole, unroll, start, "k") as it:
-            acc = it.values
+        with build.carry(0, whole, unroll, [*start, *spare], "k") as it:
+            acc = [it.values[s : s + len(start)] for s in range(0, len(it.values), len(start))]
             for u in range(unroll):
-                acc = step(build.add(it.index, u), acc)
-            it.next = acc
-        with build.carry(whole, kc, 1, it.results, "k1") as rest:
+                acc[u % sets] = step(build.add(it.index, u), acc[u % sets])
+            it.next = [v for part in acc for v in part]
+        parts = [it.results[s : s + len(start)] for s in range(0, len(it.results), len(start))]
+        with build.carry(whole, kc, 1, parts[0], "k1") as rest:
             rest.next = step(rest.index, rest.values)
-        for home, value in zip(homes, rest.results, strict=True):
-            build.store(value, home)
+        for k, home in enumerate(homes):
+            build.store(_total(build, tile.dtype, [rest.results[k], *(p[k] for p in parts[1:])]), home)
     return fn
+
+
+def _sets(chains: int, unroll: int) -> int:
+    """Independent sums per accumulator: a multiply-add takes 4 cycles and two start in each, so 8 must be under way."""
+    sets = 1
+    while sets * chains < CHAINS and sets < unroll:
+        sets *= 2
+    return sets
+
+
+def _total(build: Builder, dtype: DType, parts: list[Reg]) -> Reg:
+    """Sum of the sets, pairwise."""
+    add = build.ir.fadd if dtype.is_float else build.ir.add
+    while len(parts) > 1:
+        parts = [add(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 def _multiply_add(build: Builder, dtype: DType, a: Reg, b: Reg, c: Reg) -> Reg:
