@@ -24,7 +24,7 @@ from onnxfuse.codegen.scalar_expr import Env, emit_expr
 from onnxfuse.errors import CompileError
 from onnxfuse.ir.expr import Expr, Lit, Sym, syms_of
 from onnxfuse.ir.graph import Value
-from onnxfuse.ir.kernel import Kernel
+from onnxfuse.ir.kernel import DimBinding, Kernel
 from onnxfuse.ir.plan import Emitted
 from onnxfuse.target import Target
 
@@ -134,7 +134,7 @@ def env_words(kernel: Kernel) -> int:
 
 
 def emit_dims(build: Builder, kernel: Kernel) -> tuple[Fault, ...]:
-    """Write `i64 K.dims(ptr in_shapes, ptr env)`; returns the faults its negative results stand for.
+    """Write `i64 K.dims(ptr in_shapes, ptr env, ptr bufs)`; returns the faults its negative results stand for.
 
     in_shapes holds the dims of all inputs, one after another (ranks are the static ones; checked by the caller), and
     may be the very place in env where they belong. Result: 0 = all `maybe` pairs equal, 1 = some pair differs (general
@@ -159,11 +159,12 @@ class _Dims:
             at += v.tensor.rank
         self.input_words = at
         self.env_ptr: ir.Value
+        self.bufs_ptr: ir.Value
 
     def emit(self) -> tuple[Fault, ...]:
         build, kernel = self.build, self.kernel
-        with build.function("dims", I64, [PTR, PTR]) as fn:
-            shapes, self.env_ptr = fn.args
+        with build.function("dims", I64, [PTR, PTR, PTR]) as fn:
+            shapes, self.env_ptr, self.bufs_ptr = fn.args
             raw = [build.load(build.offset(shapes, k, I64), I64) for k in range(self.input_words)]
             self.static_dims(raw)
             self.bind(raw)
@@ -188,8 +189,8 @@ class _Dims:
     def bind(self, raw: list[ir.Value]) -> None:
         b = self.build.ir
         for binding in self.kernel.dims:
-            got = raw[self.start[binding.value] + binding.axis]
-            where = self.place(self.kernel.inputs.index(binding.value), binding.axis)
+            got = self.element(binding) if binding.data else raw[self.start[binding.value] + binding.axis]
+            where = self.place(self.kernel.inputs.index(binding.value), binding.axis, binding.data)
             value = b.sub(got, self.build.i64(binding.offset)) if binding.offset else got
             if binding.scale != 1:
                 text = f"{where}expected a multiple of {binding.scale}"
@@ -202,6 +203,14 @@ class _Dims:
             before = self.syms.setdefault(binding.sym, value)
             if before is not value:
                 self.require_equal(f"{where}expected {binding.sym} = ", before, value)
+
+    def element(self, binding: DimBinding) -> ir.Value:
+        """An element of an integer input (its static shape has been checked before)."""
+        build = self.build
+        typ = ir.IntType(8 * binding.value.tensor.dtype.bytes)
+        data = build.load(build.offset(self.bufs_ptr, self.kernel.inputs.index(binding.value), PTR), PTR)
+        raw = build.load(build.offset(data, binding.axis, typ), typ)
+        return raw if typ == I64 else build.ir.sext(raw, I64)
 
     def checks(self, raw: list[ir.Value]) -> None:
         for check in self.kernel.checks:
@@ -253,8 +262,8 @@ class _Dims:
     def title(self) -> str:
         return title(self.kernel)
 
-    def place(self, i: int, axis: int) -> str:
-        return f"{self.title()}: input {i} ({self.kernel.inputs[i].name}) axis {axis}: "
+    def place(self, i: int, axis: int, data: bool = False) -> str:
+        return f"{self.title()}: input {i} ({self.kernel.inputs[i].name}) {'element' if data else 'axis'} {axis}: "
 
     def value(self, expr: Expr) -> ir.Value:
         """A dimension expression over bound symbols."""
@@ -360,7 +369,7 @@ def _descriptor(data: _Data, part: Part) -> ir.GlobalVariable:
             "const_flags": data.words(I64, [int(v in kernel.consts) for v in kernel.inputs]),
             "first_dim": len(kernel.dims),
             "env_words": env_words(kernel),
-            "dims": data.function(f"{kernel.name}.dims", I64, [PTR, PTR]),
+            "dims": data.function(f"{kernel.name}.dims", I64, [PTR, PTR, PTR]),
             "errors": data.constant(ir.Constant(ir.ArrayType(table[0].type, len(table)), table)),
             "fast": fast,
             "general": general,
@@ -737,7 +746,7 @@ class _Glue:
             shapes = build.offset(env, self.field(descriptor, DESCRIPTOR, "first_dim", I64), I64)
             end = self.slot()
             self.attempt(self.call("inputs", state, context, shapes, bufs, end))
-            code = self.indirect(self.address(descriptor, DESCRIPTOR, "dims"), I64, [shapes, env])
+            code = self.indirect(self.address(descriptor, DESCRIPTOR, "dims"), I64, [shapes, env, bufs])
             with build.if_then(b.icmp_signed("<", code, build.i64(0)), likely=False):
                 build.ret(self.call("fault", api, descriptor, code, env))
             out_bufs = build.offset(bufs, inputs, PTR)

@@ -24,7 +24,7 @@ def lower(atomized: Atomized) -> LoopGraph:
     for node in graph.nodes:
         items.extend(_lower(node, atomized.facts, atomized.refusals.get(node)))
     inputs = tuple(dict.fromkeys((*graph.inputs, *graph.defaults)))
-    return LoopGraph(graph.name, inputs, tuple(items), graph.outputs, graph.consts)
+    return LoopGraph(graph.name, inputs, tuple(items), graph.outputs, graph.consts, atomized.facts)
 
 
 def _lower(node: Node, facts: Mapping[Value, Known], refusal: Refusal | None) -> list[Item]:

@@ -369,9 +369,9 @@ def _kernel_dims(c: _Check, k: Kernel) -> set[Sym]:
     syms: set[Sym] = set()
     for b in k.dims:
         c.item = b
-        c.need(
-            b.value in k.inputs and 0 <= b.axis < b.value.tensor.rank, "IR_SYM", f"{b.sym} is bound to no input axis"
-        )
+        places = b.value.tensor.size if b.data else b.value.tensor.rank
+        inside = isinstance(places, int) and 0 <= b.axis < places
+        c.need(b.value in k.inputs and inside, "IR_SYM", f"{b.sym} is bound to no input axis or element")
         c.need(b.scale >= 1, "IR_SYM", f"{b.sym} is bound with scale {b.scale}")
         c.need(b.sym not in syms, "IR_SYM", f"{b.sym} is bound twice")
         syms.add(b.sym)

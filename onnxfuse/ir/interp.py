@@ -309,7 +309,8 @@ def bind_kernel(kernel: Kernel, arrays: Mapping[Value, Array]) -> dict[Sym, int]
     """The kernel's run-time dimensions from the shapes of its inputs; UsageError when a shape does not fit."""
     syms: dict[Sym, int] = {}
     for b in kernel.dims:
-        n = arrays[b.value].shape[b.axis] - b.offset
+        got = int(arrays[b.value].flat[b.axis]) if b.data else arrays[b.value].shape[b.axis]
+        n = got - b.offset
         if n % b.scale or n < 0:
             raise UsageError("E_SHAPE", f"{b.value} axis {b.axis}: {n + b.offset} is not {b.scale}*{b.sym}+{b.offset}")
         syms[b.sym] = n // b.scale

@@ -76,13 +76,18 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class DimBinding:
-    """`sym` = shape of `value` at `axis`, minus `offset`, divided by `scale` (exact; else the input is refused)."""
+    """`sym` = shape of `value` at `axis`, minus `offset`, divided by `scale` (exact; else the input is refused).
+
+    With `data`: element `axis` of `value` itself (flat), an integer tensor of static shape: the target of a Reshape or
+    Expand, the end of a Slice ... names a dimension that no input has.
+    """
 
     sym: Sym
     value: Value
     axis: int
     scale: int = 1
     offset: int = 0
+    data: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, Load, loads
@@ -109,6 +111,7 @@ class LoopGraph:
     items: tuple[Item, ...]
     outputs: tuple[Value, ...]
     consts: Mapping[Value, Constant] = field(default_factory=dict)
+    facts: Mapping[Value, np.ndarray] = field(default_factory=dict)  # known elements of shape arithmetic (of Expr)
 
     def computes(self) -> Iterator[Compute]:
         for item in self.items:

@@ -52,15 +52,16 @@ class Tol:
 
     kind: str
     ulp: int = 0
+    floor: float = 0.0  # `ulp` only: an absolute difference of so many epsilons passes too (saturated results)
 
 
 EXACT = Tol("exact")
 SUM = Tol("sum")
 
 
-def ulp(n: int) -> Tol:
-    """At most n units in the last place of the output dtype."""
-    return Tol("ulp", n)
+def ulp(n: int, floor: float = 0.0) -> Tol:
+    """At most n units in the last place of the output dtype, or `floor` epsilons of 1."""
+    return Tol("ulp", n, floor)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -700,7 +700,12 @@ def _kernel(r: _Reader) -> Kernel:
 
 
 def _shape(r: _Reader) -> tuple[Value, int]:
-    r.need("shape", "(")
+    r.need("shape")
+    return _place(r)
+
+
+def _place(r: _Reader) -> tuple[Value, int]:
+    r.need("(")
     v = _value(r)
     r.need(",")
     axis = _int(r)
@@ -713,10 +718,11 @@ def _binding(r: _Reader) -> DimBinding:
     if not isinstance(name, Sym):
         r.fail("a dimension name")
     r.need("=")
-    v, axis = _shape(r)
+    data = r.eat("data")
+    v, axis = _place(r) if data else _shape(r)
     offset = _int(r) if r.eat("-") else 0
     scale = _int(r) if r.eat("/") else 1
-    return DimBinding(name, v, axis, scale, offset)
+    return DimBinding(name, v, axis, scale, offset, bool(data))
 
 
 def _stage(r: _Reader) -> Stage:

@@ -113,7 +113,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """What kernelize returns. `partition` may be finer than the one that came in (a group that cannot be one kernel)."""
+    """What kernelize returns. `partition` may be finer than what came in (a group that cannot be one kernel)."""
 
     partition: Partition
     kernels: tuple[Kernel, ...]  # distinct ones

@@ -23,7 +23,7 @@ Layout is free; `;` starts a comment. A name that is not plain is quoted: %"a b"
     group     = "group" INT KIND ["anchor" value] "(" value... ")" "->" "(" value... ")" "{" value... "}"
     layout    = "layout" value STR
     decision  = "decision" STAGE STR STR RELATION VERDICT CODE {NAME "=" (scalar | STR)}
-    dim       = "dim" sym "=" "shape" "(" value "," INT ")" ["-" OFFSET] ["/" SCALE]
+    dim       = "dim" sym "=" ("shape" | "data") "(" value "," INT ")" ["-" OFFSET] ["/" SCALE]
     check     = "check" "shape" "(" value "," INT ")" "==" expr
     maybe     = "maybe" expr "==" expr
     local     = "local" typed
@@ -506,7 +506,8 @@ def _kernel(k: Kernel, names: Names) -> Iterator[Line]:
     yield k, f"kernel {_title(k.name, names)}({ins}) -> ({outs}) outer {_axes(k.outer, names)}{origin} {{"
     for b in k.dims:
         rule = (f" - {b.offset}" if b.offset else "") + (f" / {b.scale}" if b.scale != 1 else "")
-        yield b, f"  dim {b.sym} = shape({names.value(b.value)}, {b.axis}){rule}"
+        source = "data" if b.data else "shape"
+        yield b, f"  dim {b.sym} = {source}({names.value(b.value)}, {b.axis}){rule}"
     for c in k.checks:
         yield c, f"  check shape({names.value(c.value)}, {c.axis}) == {c.expr}"
     for x, y in k.maybe:

@@ -106,7 +106,7 @@ class Jitted:
     plan: Plan
     module: Module
     code: Loaded  # keeps the code alive
-    dims: Callable[[int, int], int]
+    dims: Callable[[int, int, int], int]
     fast: _Variant
     general: _Variant
     last_variant: str = ""  # which variant the last call took
@@ -137,7 +137,8 @@ class Jitted:
         checked = [_input(v, a) for v, a in zip(kernel.inputs, arrays, strict=True)]
         env = np.zeros(env_words(kernel), np.int64)
         shapes = np.array([d for a in checked for d in a.shape], np.int64)
-        code = self.dims(shapes.ctypes.data, env.ctypes.data)
+        places = np.array([a.ctypes.data for a in checked], np.uint64)
+        code = self.dims(shapes.ctypes.data, env.ctypes.data, places.ctypes.data)
         if code < 0:
             raise UsageError("E_SHAPE", _fault(self.module.part.faults, code).message(int(env[0]), int(env[1])))
         self.last_variant = GENERAL if code else "fast"
@@ -220,7 +221,7 @@ def jit(plan: Plan, target: Target) -> Jitted:
     check_object(obj.data)  # here the functions of this process would do, in a library they are not there
     code = load_object(obj.data, target)
     name = plan.kernel.name
-    dims = _entry(code, f"{name}.dims", _I64, _PTR, _PTR)
+    dims = _entry(code, f"{name}.dims", _I64, _PTR, _PTR, _PTR)
     fast = _variant(code, f"{name}.", module.part.fast)
     emitted = module.part.general
     general = fast if emitted is None else _variant(code, f"{name}.{GENERAL}.", emitted)

@@ -21,7 +21,7 @@ from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.expr import Expr, Load, i64, sym, var
 from onnxfuse.ir.graph import Constant, Value, fresh_name
 from onnxfuse.ir.kernel import Kernel, Local, Stage, Store
-from onnxfuse.ir.loops import Axis
+from onnxfuse.ir.loops import Axis, LoopGraph
 from onnxfuse.ir.partition import Decision, Group, Partition, Relation, Verdict, make_group
 from onnxfuse.ir.plan import Call, Kernels
 from onnxfuse.ir.simplify import same, simplify
@@ -43,7 +43,7 @@ def kernelize(partition: Partition) -> Kernels:
     decisions: list[Decision] = []
     split_id = 1 + max((g.id for g in partition.groups), default=0)
     for group in partition.groups:
-        parts, why = _buildable(group, split_id, partition.loops.consts)
+        parts, why = _buildable(group, split_id, partition.loops)
         split_id += len(parts)
         if why is not None:
             decisions.append(_split_record(group, why))
@@ -65,11 +65,11 @@ Consts = Mapping[Value, Constant]
 
 
 def _buildable(
-    group: Group, next_id: int, consts: Consts
+    group: Group, next_id: int, loops: LoopGraph
 ) -> tuple[list[tuple[Group, Built | Refusal]], Unsupported | None]:
     """The group with its kernel, or its members one by one."""
     try:
-        return [(group, _build(group, consts))], None
+        return [(group, _build(group, loops))], None
     except Unsupported as error:
         if len(group.members) == 1 or error.code != "NF_ONE_KERNEL":
             return [(group, error.refusal())], None
@@ -79,7 +79,7 @@ def _buildable(
         anchor = c if c is group.anchor else None
         single = make_group(next_id + k, (c,), group.kind, anchor, {c.out})
         try:
-            parts.append((single, _build(single, consts)))
+            parts.append((single, _build(single, loops)))
         except Unsupported as error:
             parts.append((single, error.refusal()))
     return parts, why
@@ -91,11 +91,16 @@ def _split_record(group: Group, why: Unsupported) -> Decision:
     return Decision("K", first, last, Relation.VERTICAL, Verdict.REFUSED, why.code, facts)
 
 
-def _build(group: Group, consts: Consts) -> Built:
+def _build(group: Group, loops: LoopGraph) -> Built:
     made = program(group)
     if _is_free_view(group, made):
         raise Unsupported("NF_FREE_VIEW", "only renames memory; the runtime does that without a copy")
-    return _Canon(group, made, consts).build()
+    try:
+        return _Canon(group, made, loops).build()
+    except Unsupported as error:
+        if error.code != "UN_UNBOUND_DIM":
+            raise
+    return _Canon(group, made, loops).build(with_data=True)
 
 
 def _is_free_view(group: Group, made: Program) -> bool:
@@ -123,18 +128,22 @@ def _flat(index: Sequence[Expr], shape: Sequence[Dim]) -> Expr:
 class _Canon:
     """One kernel in canonical names."""
 
-    def __init__(self, group: Group, made: Program, consts: Consts) -> None:
+    def __init__(self, group: Group, made: Program, loops: LoopGraph) -> None:
         self.group = group
         self.made = made
-        self.consts = consts
-        self.inputs = _call_inputs(group, made, consts)
+        self.consts = loops.consts
+        self.facts = loops.facts
+        self.inputs = _call_inputs(group, made, loops.consts)
         # Untyped stand-ins first: dimensions can only be written once they are bound.
         self.mine = {v: Value(f"x{k}", v.type) for k, v in enumerate(self.inputs)}
         self.loc = Localizer({}, {})
 
-    def build(self) -> Built:
+    def build(self, with_data: bool = False) -> Built:
+        """The kernel; `with_data` also reads run-time dimensions from the elements of shape tensors."""
         pairs = [(v, self.mine[v]) for v in self.inputs]
         self.loc.bind(pairs)
+        if with_data:
+            self.loc.bind_data(pairs, self.facts)
         typed = {v: self._typed(f"x{k}", v, strict=self._is_read(v)) for k, v in enumerate(self.inputs)}
         outputs = {v: self._typed(f"y{k}", v, strict=True) for k, v in enumerate(self.group.writes)}
         local = {v: self._typed(f"t{k}", v, strict=True) for k, v in enumerate(self.made.locals)}

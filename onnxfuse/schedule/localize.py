@@ -10,17 +10,20 @@ symbols are canonical (`d0`, `d1` ...), so kernels of equal structure are equal 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
+
+import numpy as np
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Sym, Var, apply, cast, load, sym, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, DimCheck
-from onnxfuse.ir.simplify import Monomial, Poly, dim_expr, from_poly, plus, poly, simplify, times
+from onnxfuse.ir.simplify import Monomial, Poly, bounds, dim_expr, from_poly, plus, poly, simplify, times
 from onnxfuse.ir.types import Dim
 
+_NONE = sym("unbound")
 _LINEAR = ("add", "sub", "mul", "neg")
 
 
@@ -49,18 +52,32 @@ class Localizer:
 
     def bind(self, inputs: Sequence[tuple[Value, Value]]) -> None:
         """Bind what the shapes of (graph, kernel) values offer: single atoms first, then whole dimensions."""
-        dims = [
-            (mine, k, poly(d))
+        offers = [
+            (DimBinding(_NONE, mine, k), poly(d))
             for theirs, mine in inputs
             for k, d in enumerate(theirs.tensor.shape)
             if not isinstance(d, int)
         ]
+        self._bind(offers)
+
+    def bind_data(self, inputs: Sequence[tuple[Value, Value]], facts: Mapping[Value, np.ndarray]) -> None:
+        """Bind what the elements of integer inputs offer (shape arithmetic done by the runtime)."""
+        offers = [
+            (DimBinding(_NONE, mine, k, data=True), poly(e))
+            for theirs, mine in inputs
+            if theirs in facts and theirs.tensor.dtype in (DType.I64, DType.I32) and theirs.tensor.static
+            for k, e in enumerate(facts[theirs].flat)
+            if e.dtype is DType.I64 and not isinstance(e, Lit) and (bounds(e)[0] or 0) >= 0
+        ]
+        self._bind(offers)
+
+    def _bind(self, offers: Sequence[tuple[DimBinding, Poly]]) -> None:
         for whole in (False, True):
             changed = True
             while changed:
-                changed = sum(self._offer(mine, k, p, whole) for mine, k, p in dims) > 0
+                changed = sum(self._offer(draft, p, whole) for draft, p in offers) > 0
 
-    def _offer(self, value: Value, axis: int, p: Poly, whole: bool) -> bool:
+    def _offer(self, draft: DimBinding, p: Poly, whole: bool) -> bool:
         """Use one input dimension to bind a new symbol. True when something was bound."""
         rest = self._reduced(p)
         unknown = [m for m in rest if m and not self._covers(m)]
@@ -73,7 +90,7 @@ class Localizer:
         if lead is None:
             return False
         name = sym(f"d{len(self.bindings)}")
-        self.bindings.append(DimBinding(name, value, axis, scale, offset))
+        self.bindings.append(replace(draft, sym=name, scale=scale, offset=offset))
         sign = 1 if rest[lead] > 0 else -1
         rule = {m: -sign * k // scale for m, k in rest.items() if m and m is not lead}
         self.rules.append(Rule(lead, (((name,), sign), *rule.items())))
@@ -187,7 +204,7 @@ def _quotient(whole: Monomial, part: Monomial) -> Monomial:
 
 def input_checks(loc: Localizer, inputs: Iterable[tuple[Value, Value]]) -> tuple[DimCheck, ...]:
     """Equalities of run-time input dimensions beyond the bindings (where they can be expressed)."""
-    sources = {(b.value, b.axis) for b in loc.bindings}
+    sources = {(b.value, b.axis) for b in loc.bindings if not b.data}
     out = []
     for theirs, mine in inputs:
         for k, d in enumerate(theirs.tensor.shape):
