@@ -330,6 +330,8 @@ def _int_range(name: str, dtype: np.dtype) -> tuple[int, int]:
         return (0, 128)
     if words & {"id", "ids", "token", "tokens", "index", "indices"} and not words & {"type", "position", "segment"}:
         return (0, 100)
+    if words & {"byte", "bytes", "pixel", "pixels", "image", "images"}:
+        return (0, 256)
     if words & {"len", "length", "lengths"}:
         return (1, 3)
     return (0, 2)
