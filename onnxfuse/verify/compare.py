@@ -54,8 +54,8 @@ class Tolerance:
     def __str__(self) -> str:
         parts = [f"rtol {self.rtol:g}"] if self.rtol else []
         parts += [f"{self.scale:g} of max"] if self.scale else []
-        parts += [f"atol {self.atol:g}"] if self.atol else []
-        return " + ".join(parts) or "exact"
+        parts += [f"{'at least ' if self.scale else 'atol '}{self.atol:g}"] if self.atol else []
+        return ", ".join(parts) or "exact"
 
 
 @dataclass(frozen=True, slots=True)
