@@ -305,6 +305,20 @@ class Builder:
         n = lanes_of(value)
         return self.shuffle(value, value, range(n - 1, -1, -1))
 
+    def transpose(self, rows: Sequence[ll.Value]) -> list[ll.Value]:
+        """A square of n vectors of n lanes (n a power of two), transposed in log2(n) rounds of shuffles."""
+        out, n = list(rows), len(rows)
+        s = n // 2
+        while s:
+            low = [j if not j & s else n + j - s for j in range(n)]
+            high = [j + s if not j & s else n + j for j in range(n)]
+            for i in range(n):
+                if not i & s:
+                    a, b = out[i], out[i + s]
+                    out[i], out[i + s] = self.shuffle(a, b, low), self.shuffle(a, b, high)
+            s //= 2
+        return out
+
     def lane(self, value: ll.Value, k: int) -> ll.Value:
         """One lane of a vector; a scalar is itself."""
         return self.ir.extract_element(value, ll.Constant(I32, k)) if is_vector(value) else value

@@ -30,6 +30,7 @@ from onnxfuse.codegen.scalar_expr import (
     emit_expr,
     emit_store,
     flat_index,
+    in_range,
     literal,
     open_kernel,
 )
@@ -260,6 +261,43 @@ def _fuse(first: Step, second: Step) -> Step | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Tile:
+    """Loads that walk memory along `axis` instead of the vector axis: squares of them are transposed in registers."""
+
+    axis: Axis
+    loads: frozenset[Load]
+
+
+def _tile(nest: Nest, vector: Axis | None, lanes: int) -> Tile | None:
+    """The best second axis for the loads that are not contiguous along the vector axis, if any."""
+    if vector is None or lanes not in (2, 4, 8, 16) or any(s.axes or s.reduce for s in nest.stages):
+        return None
+    crossing = []
+    for ld in dict.fromkeys(ld for s in nest.stages for ld in loads(*_nest_roots(s))):
+        split = affine(_flat(ld.source, ld.index), var(vector))
+        if split is not None and ld.dtype is not DType.BOOL and in_range(ld) and as_dim(split[1]) not in (0, 1, -1):
+            crossing.append(ld)
+    best: Tile | None = None
+    for a in nest.outer:
+        if a is vector or (isinstance(a.extent, int) and a.extent < lanes):
+            continue
+        along = frozenset(ld for ld in crossing if _step(ld.source, ld.index, a) == 1)
+        if along and (best is None or len(along) > len(best.loads)):
+            best = Tile(a, along)
+    return best
+
+
+def _flat(source: Value, index: tuple[Expr, ...]) -> Expr:
+    """Offset of an access in a contiguous value."""
+    strides: list[Expr] = []
+    step: Expr = i64(1)
+    for d in reversed(source.tensor.shape):
+        strides.append(step)
+        step = simplify(step * d)
+    return flat_index(index, tuple(reversed(strides)))
+
+
+@dataclass(frozen=True, slots=True)
 class _Spec:
     """Everything the emitter needs to know beside the nest."""
 
@@ -270,6 +308,7 @@ class _Spec:
     lanes: int
     unroll: int
     masked: bool  # tails by masked vectors; else by a scalar loop
+    tile: Tile | None = None
 
 
 def _nest_roots(stage: Step) -> list[Expr]:
@@ -311,12 +350,7 @@ def _maskable(nest: Nest, target: Target) -> bool:
 
 def _step(source: Value, index: tuple[Expr, ...], axis: Axis) -> int | None:
     """Stride in elements along `axis`; None when it is not a constant."""
-    strides: list[Expr] = []
-    step: Expr = i64(1)
-    for d in reversed(source.tensor.shape):
-        strides.append(step)
-        step = simplify(step * d)
-    split = affine(flat_index(index, tuple(reversed(strides))), var(axis))
+    split = affine(_flat(source, index), var(axis))
     if split is None:
         return None
     known = as_dim(split[1])
@@ -335,11 +369,13 @@ def _access_cost(source: Value, index: tuple[Expr, ...], axis: Axis | None, lane
     return 1.5 / lanes if step == 2 else 1.5
 
 
-def _body_cost(exprs: Sequence[Expr], axis: Axis | None, lanes: int) -> float:
+def _body_cost(exprs: Sequence[Expr], axis: Axis | None, lanes: int, tile: Tile | None = None) -> float:
     """Cost of evaluating `exprs` once per element."""
     total = 0.0
     for e in walk(*exprs):
-        if isinstance(e, Load):
+        if isinstance(e, Load) and tile is not None and e in tile.loads:
+            total += 5.0 / lanes
+        elif isinstance(e, Load):
             total += _access_cost(e.source, e.index, axis, lanes)
         elif isinstance(e, Apply):
             total += e.prim.cost / lanes
@@ -386,13 +422,14 @@ def _inner_axis(stage: Step, lanes: int) -> Axis | None:
 def _cycles(nest: Nest, axis: Axis | None, row: bool, lanes: int) -> float:
     """Predicted vector operations of the whole kernel."""
     total = 0.0
+    tile = None if row else _tile(nest, axis, lanes)
     for s in nest.stages:
         along = _inner_axis(s, lanes) if row else axis
         points = _points(nest.outer) * _points(s.axes)
         width = lanes if along is not None else 1
         stores = [st.value for st in s.stores]
         own = along if s.reduce is None or along not in s.reduce.axes else None
-        cost = _body_cost(stores, own, width if own is not None else 1)
+        cost = _body_cost(stores, own, width if own is not None else 1, tile)
         cost += sum(_access_cost(st.target, st.index, own, width) for st in s.stores)
         total += points * cost * (_fill(own, width) if own is not None else 1.0)
         if s.reduce is not None and s.reduce_body is not None:
@@ -455,7 +492,8 @@ class Rowwise:
         row = schedule.vector == ROW
         axis = None if row else next((a for a in reversed(nest.outer) if a.name == schedule.vector), None)
         lanes = schedule.lanes if row or axis is not None else 1
-        spec = _Spec(kernel, nest, axis, row, lanes, schedule.unroll, _maskable(nest, target))
+        tile = _tile(nest, axis, lanes)
+        spec = _Spec(kernel, nest, axis, row, lanes, schedule.unroll, _maskable(nest, target), tile)
         with build.function("tasks.0", I64, [PTR]) as fn:
             env = open_kernel(build, kernel, fn.args[0], None)
             build.ret(_split(build, env, spec, schedule.grain).tasks)
@@ -544,6 +582,11 @@ class _Split:
     tasks: Index
 
 
+def _tile_width(spec: _Spec) -> int:
+    """Extent of a tile along its own axis: a cache line, so that every line is read once."""
+    return spec.lanes * max(1, 64 // (spec.lanes * _element_bytes(spec.nest)))
+
+
 def _outer_axes(spec: _Spec) -> tuple[Axis, ...]:
     return tuple(a for a in spec.nest.outer if a is not spec.axis)
 
@@ -552,10 +595,15 @@ def _split(build: Builder, env: Env, spec: _Spec, grain: int) -> _Split:
     """Cut the work into tasks; depends on dimensions only."""
     digits = [emit_dim(build, env, a.extent) for a in _outer_axes(spec)]
     unit: Index = 1  # points of one unit
+    if spec.tile is not None:
+        width = _tile_width(spec)
+        k = _outer_axes(spec).index(spec.tile.axis)
+        unit = build.imin(digits[k], width)
+        digits[k] = build.ceildiv(digits[k], width)
     if spec.axis is not None:
         extent = emit_dim(build, env, spec.axis.extent)
-        digits.append(build.udiv(build.add(extent, BLOCK - 1), BLOCK))
-        unit = build.imin(extent, BLOCK)
+        digits.append(build.ceildiv(extent, BLOCK))
+        unit = build.mul(unit, build.imin(extent, BLOCK))
     units: Index = 1
     for d in digits:
         units = build.mul(units, d)
@@ -643,7 +691,45 @@ def _unit(build: Builder, env: Env, spec: _Spec, digits: Sequence[Reg]) -> None:
         _plain_stages(build, envs, spec.nest.stages)
         return accs
 
-    _sweep(build, here, spec, spec.axis, low, high, spec.unroll, [], body)
+    if spec.tile is None:
+        _sweep(build, here, spec, spec.axis, low, high, spec.unroll, [], body)
+        return
+    width = _tile_width(spec)
+    across = spec.tile.axis
+    left = build.mul(here.axes[across], width)
+    right = build.imin(build.add(left, width), emit_dim(build, env, across.extent))
+    whole = build.add(low, build.mul(build.udiv(build.sub(high, low), spec.lanes), spec.lanes))
+    square = _stop_unless(build, build.sub(right, left), width, low, whole)
+    with build.loop(low, square, spec.lanes, "tile") as v:
+        for k in range(0, width, spec.lanes):
+            _transposed(build, here.at({spec.axis: v, across: build.i64(build.add(left, k))}), spec, spec.tile)
+    with build.loop(left, right, 1, across.name) as w:
+        _sweep(build, here.at({across: w}), spec, spec.axis, square, high, 1, [], body)
+
+
+def _stop_unless(build: Builder, size: Index, full: int, low: Index, high: Index) -> Index:
+    """`high` if size == full, else `low`."""
+    if isinstance(size, int):
+        return high if size == full else low
+    return build.select(build.ir.icmp_signed("==", size, build.i64(full)), build.i64(high), build.i64(low))
+
+
+def _transposed(build: Builder, env: Env, spec: _Spec, tile: Tile) -> None:
+    """One square: load the crossing loads along the tile's axis, transpose, and evaluate along the vector axis."""
+    assert spec.axis is not None
+    n = spec.lanes
+    v, w = env.axes[spec.axis], env.axes[tile.axis]
+    rows = [env.at({spec.axis: build.i64(build.add(v, k))}).vector(tile.axis, n) for k in range(n)]
+    bound: list[dict[Expr, Reg]] = [{} for _ in range(n)]
+    for ld in (e for s in spec.nest.stages for e in loads(*_nest_roots(s)) if e in tile.loads):
+        columns = build.transpose([build.widen(emit_expr(build, r, ld), n) for r in rows])
+        for known, column in zip(bound, columns, strict=True):
+            known[ld] = column
+    envs = [
+        env.at({tile.axis: build.i64(build.add(w, k))}, bound=known).vector(spec.axis, n)
+        for k, known in enumerate(bound)
+    ]
+    _plain_stages(build, envs, spec.nest.stages)
 
 
 # ---- vector loops ----

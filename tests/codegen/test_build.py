@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import pytest
 
 from onnxfuse.codegen.build import F32, I64, PTR, Builder, lanes_of, vec
@@ -102,3 +103,17 @@ def test_features_are_asked_by_name():
     assert Builder(V3, "k").has_fma
     assert not Builder(V2, "k").has_fma
     assert Builder(by_name("aarch64"), "k").has_half
+
+
+@pytest.mark.isa("avx2")
+def test_a_square_is_transposed():
+    build = Builder(V3, "k")
+    with build.function("f", I64, [PTR]) as fn:
+        rows = [build.load(build.offset(fn.args[0], 8 * k, F32), F32, 8) for k in range(8)]
+        for k, column in enumerate(build.transpose(rows)):
+            build.store(column, build.offset(fn.args[0], 8 * k, F32))
+        build.ret(0)
+    code = load_object(compile_module(str(build.module), V3).data, V3)
+    a = np.arange(64, dtype=np.float32).reshape(8, 8)
+    ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address("k.f"))(a.ctypes.data)
+    np.testing.assert_array_equal(a, np.arange(64).reshape(8, 8).T)

@@ -123,6 +123,17 @@ def test_transposed_reversed_and_strided_reads(target, rng):
 
 
 @pytest.mark.parametrize("target", MACHINES)
+def test_transposition_in_squares(target, rng):
+    """Run-time extents: squares in the middle, single vectors and masked tails at the edges."""
+    x, b, y = t("x", M, 3, N), t("b", N), t("y", N, 3, M)
+    ax = axes(N, 3, M)
+    i, c, j = map(var, ax)
+    k = pointwise([x, b], y, ax, at(x, j, c, i) * 2.0 + at(b, i), [(x, 0), (x, 2)])
+    sizes = ((16, 16), (1, 40), (40, 1), (17, 33), (64, 70), (0, 16), (16, 0), (5, 5))
+    agree(k, target, *([f32(rng, m, 3, n), f32(rng, n)] for n, m in sizes))
+
+
+@pytest.mark.parametrize("target", MACHINES)
 def test_guarded_loads_never_leave_the_tensor(target, rng):
     """Pad, Concat and a shift; the jit's buffers end at guard bytes, and an empty tensor has no element at all."""
     x, z, y = t("x", N, M), t("z", 0, M), t("y", N + 2, M + 3)
