@@ -4,7 +4,8 @@ Each rule looks at a `Pair` (producer group a, consumer group b) and returns Non
 numbers. They stand cheap before dear. A rule whose code is in `config.skip` is not asked; rules marked `needed` decide
 whether the joined group can be executed at all and are always asked.
 
-What RULES accepts is pointwise with one or several outputs, or a row program (analysis/rows.py). The acyclicity test
+What RULES accepts is pointwise with one or several outputs, a row program (analysis/rows.py), or an anchor group with
+views of its operands in front. The acyclicity test
 (NF_CYCLE, NF_CYCLE_BUDGET) comes after all of these, in merge.py, because it needs the order of all groups.
 """
 
@@ -15,11 +16,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
+from onnxfuse.analysis.kinds import factors
+from onnxfuse.analysis.maps import AFFINE, inline_loads, level
 from onnxfuse.analysis.rows import RowMap, rows
 from onnxfuse.analysis.traffic import sample
 from onnxfuse.config import FusionConfig
 from onnxfuse.errors import Refusal
-from onnxfuse.ir.expr import Load
+from onnxfuse.ir.expr import Expr, Lit, Load, Var
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Compute
 from onnxfuse.ir.partition import Number
@@ -112,8 +115,9 @@ def shared_data(p: Pair) -> No | None:
 def node_cap(p: Pair) -> No | None:
     """Too many atomic nodes in one kernel."""
     nodes = len(p.a.items) + len(p.b.items)
-    if nodes > p.config.max_nodes:
-        return No("NF_NODE_CAP", (("nodes", f"{len(p.a.items)}+{len(p.b.items)}"), ("cap", p.config.max_nodes)))
+    cap = p.config.max_nodes + (p.a.anchors or p.b.anchors)
+    if nodes > cap:
+        return No("NF_NODE_CAP", (("nodes", f"{len(p.a.items)}+{len(p.b.items)}"), ("cap", cap)))
     return None
 
 
@@ -126,12 +130,41 @@ def reduce_cap(p: Pair) -> No | None:
 
 
 def anchors(p: Pair) -> No | None:
-    """An anchor takes an epilogue in stage A only: no second anchor, no prologue, no reduction after it."""
+    """An anchor takes its epilogue in stage A, and before it only views of a contraction's operand."""
     if p.a.anchors and p.b.anchors:
         return No("NF_TWO_ANCHORS")
     if p.b.anchors:
-        return No("NF_PROLOGUE")
+        why = no_view_prologue(p)
+        return None if why is None else No("NF_PROLOGUE", (("why", why),))
     return No("NF_KIND", (("producer", "anchor"),)) if p.a.anchors else None
+
+
+def no_view_prologue(p: Pair) -> str | None:
+    """Why `a` is not a transpose, slice or split of heads that packing an operand of `b` can do on the way."""
+    views = p.computes(p.a.items)
+    if any(c.reduce is not None or not isinstance(c.body, Load) for c in views):
+        return "not a view"
+    if any(p.leaves(v, p.a, p.b) for v in p.a.makes):
+        return "used elsewhere"
+    (anchor,) = (c for c in p.computes(p.b.items) if c.reduce is not None)
+    assert anchor.reduce is not None
+    if any(v in p.a.makes for c in p.computes(p.b.items) if c is not anchor for v in c.reads):
+        return "read by the epilogue"
+    operands = factors(anchor.body) if anchor.reduce.combine.name == "add" else ()
+    if len(operands) != 2 or not all(isinstance(e, Load) and _bare(e) for e in operands):
+        return "not a plain contraction"
+    bodies: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
+    for c in views:
+        bodies[c.out] = (c.axes, inline_loads(c.body, bodies))
+    axes = (*anchor.axes, *anchor.reduce.axes)
+    composed = [inline_loads(e, bodies) for e in operands]
+    if not all(isinstance(e, Load) and level(e, axes) <= AFFINE for e in composed):
+        return "the composed index is not affine"
+    return None
+
+
+def _bare(ld: Load) -> bool:
+    return all(isinstance(ix, (Var, Lit)) for ix in ld.index)
 
 
 def io_cap(p: Pair) -> No | None:
@@ -145,13 +178,17 @@ def io_cap(p: Pair) -> No | None:
 
 
 def row_program(p: Pair) -> No | None:
-    """The joined group must be executable row by row (codes of analysis/rows.py)."""
+    """Without an anchor the joined group must be executable row by row (codes of analysis/rows.py)."""
+    if p.b.anchors:
+        return None
     found = p.rows
     return No(found.code, (("why", found.why),)) if isinstance(found, Refusal) else None
 
 
 def local_buffer(p: Pair) -> No | None:
     """What later stages need of one row must stay in cache. A row of unknown length is let through."""
+    if p.b.anchors:
+        return None
     assert isinstance(p.rows, RowMap)
     known = sum(n for _, n in p.rows.buffers if isinstance(n, int))
     if known > p.config.local_budget:
@@ -161,6 +198,8 @@ def local_buffer(p: Pair) -> No | None:
 
 def parallel_rows(p: Pair) -> No | None:
     """Large pointwise work must not be pulled into a group that has a single row."""
+    if p.b.anchors:
+        return None
     assert isinstance(p.rows, RowMap)
     if p.rows.outer:
         return None
