@@ -1,8 +1,7 @@
 """The custom-op library around the kernels: entry point, glue and descriptors in LLVM IR.
 
-`emit_dims`   writes `K.dims` into a kernel's own module (shapes -> env, with every check of the inputs)
 `glue_module` writes the module that onnxruntime talks to: `RegisterCustomOps` and one OrtCustomOp per kernel, all
-              served by the same few functions, which read a constant descriptor behind the OrtCustomOp in memory
+served by the same few functions, which read a constant descriptor that follows the OrtCustomOp in memory.
 
 The kernel ABI is described in `ir/plan.py`. Facts about onnxruntime: the C API is append-only, so slots are constants;
 everything used here exists since 1.17 (API 17) and was called on 1.17 and on 1.32. The glue is compiled for the
@@ -20,11 +19,10 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from onnxfuse.codegen.build import I8, I32, I64, PTR, VOID, Builder
-from onnxfuse.codegen.scalar_expr import Env, emit_expr
+from onnxfuse.codegen.cpu import CPU_FEATURES
+from onnxfuse.codegen.dims import Fault, env_words, title
 from onnxfuse.errors import CompileError
-from onnxfuse.ir.expr import Expr, Lit, Sym, syms_of
-from onnxfuse.ir.graph import Value
-from onnxfuse.ir.kernel import DimBinding, Kernel
+from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Emitted
 from onnxfuse.target import Target
 
@@ -35,8 +33,6 @@ EXPORTS = (ENTRY, DIGEST)
 DOMAIN = "onnxfuse"
 API_VERSION = 17
 GENERAL = "general"  # part of the symbol names of the general variant
-ENV_MIN = 2  # K.dims leaves (expected, got) in env[0:2] when it fails
-MAX_ELEMENTS = 1 << 60  # an output with more bytes than this is refused, long before addresses overflow
 MESSAGE_BYTES = 1536  # buffer for the text of a status
 TEXT_LIMIT = 1000  # constant parts of a message are cut to this at compile time
 ALIGN = 64  # of scratch and packed buffers
@@ -91,18 +87,6 @@ CALL = ("run", "env", "bufs", "packed", "scratch")
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """Why `K.dims` can refuse: the start of the message; `show_expected`: a number known at run time follows."""
-
-    text: str
-    show_expected: bool = True
-
-    def message(self, expected: int, got: int) -> str:
-        """The text a user sees."""
-        return f"{self.text}{expected if self.show_expected else ''}, got {got}"
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """What the glue must know about one compiled kernel."""
 
@@ -121,164 +105,6 @@ class Part:
             yield f"{prefix}scratch"
             yield from (f"{prefix}{part}.{p}" for p in range(emitted.phases) for part in ("tasks", "run"))
             yield from (f"{prefix}{part}" for part in ("packed_bytes", "pack") if emitted.packs)
-
-
-def env_words(kernel: Kernel) -> int:
-    """Length of a kernel's env."""
-    ranks = sum(v.tensor.rank for v in (*kernel.inputs, *kernel.outputs))
-    return max(ENV_MIN, len(kernel.dims) + ranks)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# K.dims
-
-
-def emit_dims(build: Builder, kernel: Kernel) -> tuple[Fault, ...]:
-    """Write `i64 K.dims(ptr in_shapes, ptr env, ptr bufs)`; returns the faults its negative results stand for.
-
-    in_shapes holds the dims of all inputs, one after another (ranks are the static ones; checked by the caller), and
-    may be the very place in env where they belong. Result: 0 = all `maybe` pairs equal, 1 = some pair differs (general
-    variant), -1-k = fault k, with (expected, got) in env[0:2].
-    """
-    return _Dims(build, kernel).emit()
-
-
-class _Dims:
-    """State of writing one `K.dims`: known symbols and the faults so far."""
-
-    def __init__(self, build: Builder, kernel: Kernel) -> None:
-        self.build = build
-        self.kernel = kernel
-        self.faults: list[Fault] = []
-        self.syms: dict[Sym, ir.Value] = {}
-        self.env = Env(1, None, {}, self.syms, {})
-        self.start: dict[Value, int] = {}
-        at = 0
-        for v in kernel.inputs:
-            self.start.setdefault(v, at)
-            at += v.tensor.rank
-        self.input_words = at
-        self.env_ptr: ir.Value
-        self.bufs_ptr: ir.Value
-
-    def emit(self) -> tuple[Fault, ...]:
-        build, kernel = self.build, self.kernel
-        with build.function("dims", I64, [PTR, PTR, PTR]) as fn:
-            shapes, self.env_ptr, self.bufs_ptr = fn.args
-            raw = [build.load(build.offset(shapes, k, I64), I64) for k in range(self.input_words)]
-            self.static_dims(raw)
-            self.bind(raw)
-            self.checks(raw)
-            different = self.maybe()
-            outputs = self.outputs()
-            # Everything is read and checked: env may now be written (in_shapes can be a part of it).
-            words = [self.syms[b.sym] for b in kernel.dims] + raw + outputs
-            for k, word in enumerate(words):
-                build.store(word, build.offset(self.env_ptr, k, I64))
-            build.ret(different)
-        return tuple(self.faults)
-
-    def static_dims(self, raw: list[ir.Value]) -> None:
-        at = 0
-        for i, v in enumerate(self.kernel.inputs):
-            for axis, dim in enumerate(v.tensor.shape):
-                if isinstance(dim, int):
-                    self.require_equal(self.place(i, axis) + "expected ", self.build.i64(dim), raw[at])
-                at += 1
-
-    def bind(self, raw: list[ir.Value]) -> None:
-        b = self.build.ir
-        for binding in self.kernel.dims:
-            got = self.element(binding) if binding.data else raw[self.start[binding.value] + binding.axis]
-            where = self.place(self.kernel.inputs.index(binding.value), binding.axis, binding.data)
-            value = b.sub(got, self.build.i64(binding.offset)) if binding.offset else got
-            if binding.scale != 1:
-                text = f"{where}expected a multiple of {binding.scale}"
-                text += f" plus {binding.offset}" if binding.offset else ""
-                rest = b.srem(value, self.build.i64(binding.scale))
-                self.require(Fault(text, False), b.icmp_signed("==", rest, self.build.i64(0)), got, got)
-                value = b.sdiv(value, self.build.i64(binding.scale))
-            enough = b.icmp_signed(">=", value, self.build.i64(0))
-            self.require(Fault(f"{where}expected at least "), enough, self.build.i64(binding.offset), got)
-            before = self.syms.setdefault(binding.sym, value)
-            if before is not value:
-                self.require_equal(f"{where}expected {binding.sym} = ", before, value)
-
-    def element(self, binding: DimBinding) -> ir.Value:
-        """An element of an integer input (its static shape has been checked before)."""
-        build = self.build
-        typ = ir.IntType(8 * binding.value.tensor.dtype.bytes)
-        data = build.load(build.offset(self.bufs_ptr, self.kernel.inputs.index(binding.value), PTR), PTR)
-        raw = build.load(build.offset(data, binding.axis, typ), typ)
-        return raw if typ == I64 else build.ir.sext(raw, I64)
-
-    def checks(self, raw: list[ir.Value]) -> None:
-        for check in self.kernel.checks:
-            where = self.place(self.kernel.inputs.index(check.value), check.axis)
-            text = f"{where}expected " + ("" if isinstance(check.expr, Lit) else f"{check.expr} = ")
-            self.require_equal(text, self.value(check.expr), raw[self.start[check.value] + check.axis])
-
-    def maybe(self) -> ir.Value:
-        """1 if some pair differs; a pair in which neither side is 1 does not broadcast."""
-        b, one = self.build.ir, self.build.i64(1)
-        differs: ir.Value = ir.Constant(ir.IntType(1), 0)
-        for left, right in self.kernel.maybe:
-            x, y = self.value(left), self.value(right)
-            unequal = b.icmp_signed("!=", x, y)
-            fits = b.or_(b.or_(b.icmp_signed("==", x, one), b.icmp_signed("==", y, one)), b.not_(unequal))
-            self.require(Fault(f"{self.title()}: {left} and {right} do not broadcast: expected 1 or "), fits, x, y)
-            differs = b.or_(differs, unequal)
-        return b.zext(differs, I64)
-
-    def outputs(self) -> list[ir.Value]:
-        b = self.build.ir
-        out: list[ir.Value] = []
-        for j, v in enumerate(self.kernel.outputs):
-            total: ir.Value = self.build.i64(v.tensor.dtype.bytes)
-            where = f"{self.title()}: output {j} ({v.name})"
-            for axis, dim in enumerate(v.tensor.shape):
-                n = self.build.i64(dim) if isinstance(dim, int) else self.value(dim)
-                good = b.icmp_signed(">=", n, self.build.i64(0))
-                self.require(Fault(f"{where} axis {axis}: expected at least "), good, self.build.i64(0), n)
-                pair = b.smul_with_overflow(total, n)
-                total = b.extract_value(pair, 0)
-                small = b.icmp_unsigned("<=", total, self.build.i64(MAX_ELEMENTS))
-                fits = b.and_(b.not_(b.extract_value(pair, 1)), small)
-                self.require(Fault(f"{where} is too large at axis {axis}", False), fits, n, n)
-                out.append(n)
-        return out
-
-    def require_equal(self, text: str, expected: ir.Value, got: ir.Value) -> None:
-        self.require(Fault(text), self.build.ir.icmp_signed("==", expected, got), expected, got)
-
-    def require(self, fault: Fault, holds: ir.Value, expected: ir.Value, got: ir.Value) -> None:
-        build = self.build
-        with build.if_then(build.ir.not_(holds), likely=False):
-            build.store(expected, self.env_ptr)
-            build.store(got, build.offset(self.env_ptr, 1, I64))
-            build.ret(build.i64(-1 - len(self.faults)))
-        self.faults.append(fault)
-
-    def title(self) -> str:
-        return title(self.kernel)
-
-    def place(self, i: int, axis: int, data: bool = False) -> str:
-        return f"{self.title()}: input {i} ({self.kernel.inputs[i].name}) {'element' if data else 'axis'} {axis}: "
-
-    def value(self, expr: Expr) -> ir.Value:
-        """A dimension expression over bound symbols."""
-        unbound = sorted(s.name for s in syms_of(expr) - set(self.env.syms))
-        if unbound:
-            raise CompileError("E_DIM", f"kernel {self.kernel.name}: no input binds dimension {', '.join(unbound)}")
-        return emit_expr(self.build, self.env, expr)
-
-
-def title(kernel: Kernel) -> str:
-    """How messages name a kernel: its name and the user's nodes it computes."""
-    nodes = ", ".join(kernel.origin)
-    if len(nodes) > 400:
-        nodes = f"{nodes[:400]} ... {len(kernel.origin)} nodes"
-    return f"onnxfuse kernel {kernel.name}" + (f" (nodes {nodes})" if nodes else "")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1064,50 +890,3 @@ class _Glue:
         raw = f"{DIGEST_MARK}{digest}\0".encode("ascii")
         out = ir.GlobalVariable(self.build.module, ir.ArrayType(I8, len(raw)), DIGEST)
         out.global_constant, out.initializer = True, ir.Constant(out.value_type, bytearray(raw))
-
-
-# LLVM feature -> (cpuid leaf, sub-leaf, register 0..3 = a b c d, bit, bits of XCR0 the operating system must have set)
-_YMM, _ZMM, _AMX = 0x6, 0xE6, 0x60000
-CPU_FEATURES: dict[str, tuple[int, int, int, int, int]] = {
-    "sse": (1, 0, 3, 25, 0),
-    "sse2": (1, 0, 3, 26, 0),
-    "sse3": (1, 0, 2, 0, 0),
-    "pclmul": (1, 0, 2, 1, 0),
-    "ssse3": (1, 0, 2, 9, 0),
-    "fma": (1, 0, 2, 12, _YMM),
-    "cx16": (1, 0, 2, 13, 0),
-    "sse4.1": (1, 0, 2, 19, 0),
-    "sse4.2": (1, 0, 2, 20, 0),
-    "movbe": (1, 0, 2, 22, 0),
-    "popcnt": (1, 0, 2, 23, 0),
-    "aes": (1, 0, 2, 25, 0),
-    "avx": (1, 0, 2, 28, _YMM),
-    "f16c": (1, 0, 2, 29, _YMM),
-    "bmi": (7, 0, 1, 3, 0),
-    "avx2": (7, 0, 1, 5, _YMM),
-    "bmi2": (7, 0, 1, 8, 0),
-    "avx512f": (7, 0, 1, 16, _ZMM),
-    "avx512dq": (7, 0, 1, 17, _ZMM),
-    "adx": (7, 0, 1, 19, 0),
-    "avx512ifma": (7, 0, 1, 21, _ZMM),
-    "avx512cd": (7, 0, 1, 28, _ZMM),
-    "avx512bw": (7, 0, 1, 30, _ZMM),
-    "avx512vl": (7, 0, 1, 31, _ZMM),
-    "avx512vbmi": (7, 0, 2, 1, _ZMM),
-    "avx512vbmi2": (7, 0, 2, 6, _ZMM),
-    "gfni": (7, 0, 2, 8, 0),
-    "vaes": (7, 0, 2, 9, _YMM),
-    "avx512vnni": (7, 0, 2, 11, _ZMM),
-    "avx512bitalg": (7, 0, 2, 12, _ZMM),
-    "avx512vpopcntdq": (7, 0, 2, 14, _ZMM),
-    "avx512fp16": (7, 0, 3, 23, _ZMM),
-    "amx-bf16": (7, 0, 3, 22, _AMX),
-    "amx-tile": (7, 0, 3, 24, _AMX),
-    "amx-int8": (7, 0, 3, 25, _AMX),
-    "avxvnni": (7, 1, 0, 4, _YMM),
-    "avx512bf16": (7, 1, 0, 5, _ZMM),
-    "lzcnt": (0x80000001, 0, 2, 5, 0),
-    "sse4a": (0x80000001, 0, 2, 6, 0),
-    "fma4": (0x80000001, 0, 2, 16, _YMM),
-    "tbm": (0x80000001, 0, 2, 21, 0),
-}

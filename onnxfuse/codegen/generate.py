@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import llvmlite
 import llvmlite.binding as llvm
 
-from onnxfuse.codegen.abi import EXPORTS, GENERAL, Fault, Part, emit_dims, glue_module
+from onnxfuse.codegen.abi import EXPORTS, GENERAL, Part, glue_module
 from onnxfuse.codegen.build import Builder
+from onnxfuse.codegen.dims import emit_dims
 from onnxfuse.codegen.object import (
     Compiler,
     Object,
@@ -177,4 +178,4 @@ def _surviving(plans: Plans, failed: dict[Kernel, CompileError]) -> Plans:
     return replace(plans, plans=kept, calls=calls, refused=refused)
 
 
-__all__ = ["UN_COMPILE", "Fault", "Module", "emit_module", "generate", "glue_object", "library_digest"]
+__all__ = ["UN_COMPILE", "Module", "emit_module", "generate", "glue_object", "library_digest"]

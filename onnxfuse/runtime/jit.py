@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxfuse.codegen.abi import GENERAL, Fault, env_words
+from onnxfuse.codegen.abi import GENERAL
+from onnxfuse.codegen.dims import Fault, env_words
 from onnxfuse.codegen.generate import Module, emit_module
 from onnxfuse.codegen.object import Loaded, check_object, compile_module, load_object
 from onnxfuse.errors import IRError, UsageError

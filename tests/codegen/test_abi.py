@@ -18,11 +18,13 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxfuse.codegen import abi
-from onnxfuse.codegen.abi import CPU_FEATURES, Part, emit_dims, glue_module
+from onnxfuse.codegen.abi import Part, glue_module
 from onnxfuse.codegen.build import Builder
+from onnxfuse.codegen.cpu import CPU_FEATURES
+from onnxfuse.codegen.dims import emit_dims, env_words
 from onnxfuse.codegen.generate import emit_module, generate
 from onnxfuse.codegen.object import compile_module, dynamic_symbols, host_features, link, load_object
-from onnxfuse.errors import CompileError
+from onnxfuse.errors import CompileError, UsageError
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import apply, lit, load, sym, var
 from onnxfuse.ir.kernel import DimBinding, DimCheck, Kernel, Stage, Store
@@ -286,12 +288,12 @@ def dims_of(shapes, out_dims, dims, checks=(), maybe=()):
     build = Builder(native(), "k")
     faults = emit_dims(build, kernel)
     code = load_object(compile_module(str(build.module), native()).data, native())
-    fn = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(code.address("k.dims"))
+    fn = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 3)(code.address("k.dims"))
 
-    def call(*given: int) -> tuple[int, list[int], str]:
+    def call(*given: int) -> tuple[int, list[int], str]:  # no binding here reads data
         source = np.array(given, np.int64)
-        env = np.zeros(abi.env_words(kernel), np.int64)
-        result = fn(source.ctypes.data, env.ctypes.data)
+        env = np.zeros(env_words(kernel), np.int64)
+        result = fn(source.ctypes.data, env.ctypes.data, None)
         text = faults[-1 - result].message(int(env[0]), int(env[1])) if result < 0 else ""
         return result, env.tolist(), text
 
@@ -315,6 +317,21 @@ def test_dims_evaluates_floor_division_and_checks():
     assert call(9, 4)[:2] == (0, [9, 4, 9, 4, 4])
     assert call(9, 5)[2].endswith(f"input 1 (v1) axis 0: expected {N // 2} = 4, got 5")
     assert "output 0 (out) axis 0: expected at least 0, got -1" in call(0, 0)[2]
+
+
+@pytest.mark.parametrize("dtype", [DType.I64, DType.I32], ids=str)
+def test_dimension_from_an_element_of_a_shape_tensor(dtype):
+    x, shape, z = value("x", DType.F32), value("shape", dtype, 2), value("z", DType.F32, M, N)
+    at = (var(Axis("i0", M)), var(Axis("i1", N)))
+    dims = (DimBinding(M, shape, 0, data=True), DimBinding(N, shape, 1, data=True))
+    stage = Stage((), (Store(z, at, load(x, (), DType.F32)),))
+    kernel = Kernel("fill", (x, shape), (z,), tuple(v.axis for v in at), (stage,), dims=dims)
+    run = jit(plan_of(kernel), native())
+    for m, n in ((2, 3), (0, 5), (7, 1)):
+        (out,) = run([np.array(4.5, np.float32), np.array([m, n], dtype.numpy)])
+        np.testing.assert_array_equal(out, np.full((m, n), 4.5, np.float32))
+    with pytest.raises(UsageError, match=r"input 1 \(shape\) element 1: expected at least 0, got -3"):
+        run([np.array(0, np.float32), np.array([1, -3], dtype.numpy)])
 
 
 def test_dims_refuses_outputs_beyond_memory():
@@ -538,12 +555,13 @@ def leaks(path: Path, runs: int, sessions: int, python: str = sys.executable) ->
     return dict(zip(words[::2], map(float, words[1::2]), strict=True))
 
 
-# Less than the smallest block malloc gives.
-LOST_PER_RUN, LOST_PER_SESSION = 8.0, 24.0
+# A run: less than the smallest block malloc gives. A session: less than the State and packed buffer of one kernel, and
+# more than onnxruntime itself can lose over a few sessions (its own tables grow; up to 32 bytes seen).
+LOST_PER_RUN, LOST_PER_SESSION = 8.0, 100.0
 
 
 def test_nothing_is_leaked_quickly(tmp_path):
-    lost = leaks(packed_model(tmp_path, overridable=True), 300, 40)
+    lost = leaks(packed_model(tmp_path, overridable=True), 300, 80)
     assert lost.pop("session") < LOST_PER_SESSION
     assert max(lost.values()) < LOST_PER_RUN, lost
 
@@ -584,7 +602,7 @@ def test_oldest_onnxruntime(tmp_path):
     path = packed_model(tmp_path, overridable=True)
     done = subprocess.run([OLD_PYTHON, "-c", OLD_SCRIPT, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    lost = leaks(path, 300, 40, OLD_PYTHON)
+    lost = leaks(path, 300, 80, OLD_PYTHON)
     lost.pop("refused")  # 1.17 itself never frees the status of a custom op that fails
     assert lost.pop("session") < LOST_PER_SESSION
     assert max(lost.values()) < LOST_PER_RUN, lost
