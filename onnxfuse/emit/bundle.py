@@ -29,13 +29,15 @@ import onnx_ir
 
 from onnxfuse.emit.model import Emission, initializer
 from onnxfuse.errors import UsageError
+from onnxfuse.frontend.load import copy_fields
+from onnxfuse.frontend.wire import varint
 
 LIBRARY_SUFFIX = ".so"
 DATA_SUFFIX = ".data"
 INLINE_LIMIT = 2_000_000_000  # bytes of a model without external data; protobuf stops at 2^31 - 1
 EXTERNAL_FROM = 1024  # bytes: smaller tensors stay in the model (the convention of onnx)
 ALIGN_FROM, ALIGNMENT = 1 << 20, 1 << 16  # large tensors start where every system can map them
-_MODEL_GRAPH, _GRAPH_INITIALIZER = 7, 5  # field numbers in onnx.proto
+_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9  # field numbers in onnx.proto
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,9 @@ def staged(
 ) -> Iterator[Staged]:
     """Write the bundle into a hidden directory beside `out`; without `publish` nothing of it stays."""
     target = check_output(out)
+    if target.resolve() in {p.resolve() for p in _used_by(emission)}:
+        why = "the weights are still read from it"
+        raise UsageError("E_SAME_FILE", f"output {target} is the input", why, "give another name")
     size = emission.model.ByteSize() + sum(int(t.nbytes) for t in emission.tensors.values() if _sized(t))
     outside = _slots(emission) if external_data or size > INLINE_LIMIT else {}
     try:
@@ -234,13 +239,14 @@ def _digest_of(path: Path) -> str:
 
 
 def _used_by(emission: Emission) -> set[Path]:
-    """Data files the input's tensors lie in: they belong to the user."""
+    """Files the input's tensors lie in: they belong to the user."""
     return {Path(t.path) for t in emission.tensors.values() if isinstance(t, onnx_ir.ExternalTensor)}
 
 
 def _data_files_of(path: Path) -> set[Path]:
     """Data files that the model now at `path` uses, if it is one of ours."""
-    if not path.is_file():
+    beside = [p for p in path.parent.iterdir() if p.name.startswith(path.name) and p.suffix == DATA_SUFFIX]
+    if not beside or not path.is_file():
         return set()
     try:
         model = onnx.load(path, load_external_data=False)
@@ -253,45 +259,48 @@ def _data_files_of(path: Path) -> set[Path]:
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A serialised TensorProto: its fields, then (unless `tensor` is None) the key of raw_data and the data."""
+
+    head: bytes
+    tensor: onnx_ir.TensorProtocol | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + (int(self.tensor.nbytes) if self.tensor is not None else 0)
+
+
 def model_bytes(emission: Emission, outside: Mapping[str, _Slot], location: str) -> Iterator[bytes]:
     """The serialised model in pieces: one tensor in memory at a time.
 
     A ModelProto is a sequence of fields, so the graph field is written last, and within it the initializers.
     """
     rest = onnx.ModelProto()
-    rest.CopyFrom(emission.model)
-    rest.ClearField("graph")
+    copy_fields(emission.model, rest, skip=("graph",))
     graph = emission.model.graph.SerializeToString(deterministic=True)
-    tensors = emission.tensors
-    sizes = {name: _tensor_proto(name, t, outside.get(name), location).ByteSize() for name, t in tensors.items()}
-    total = len(graph) + sum(1 + len(_varint(n)) + n for n in sizes.values())
+    pieces = [_piece(name, t, outside.get(name), location) for name, t in emission.tensors.items()]
+    total = len(graph) + sum(1 + len(varint(p.size)) + p.size for p in pieces)
     yield rest.SerializeToString(deterministic=True)
-    yield _tag(_MODEL_GRAPH) + _varint(total) + graph
-    for name, t in tensors.items():
-        raw = _tensor_proto(name, t, outside.get(name), location).SerializeToString(deterministic=True)
-        yield _tag(_GRAPH_INITIALIZER) + _varint(len(raw))
-        yield raw
+    yield _key(_MODEL_GRAPH) + varint(total) + graph
+    for piece in pieces:
+        yield _key(_GRAPH_INITIALIZER) + varint(piece.size) + piece.head
+        if piece.tensor is not None:
+            yield piece.tensor.tobytes()
 
 
-def _tensor_proto(name: str, t: onnx_ir.TensorProtocol, slot: _Slot | None, location: str) -> onnx.TensorProto:
+def _piece(name: str, t: onnx_ir.TensorProtocol, slot: _Slot | None, location: str) -> _Piece:
+    if slot is None and isinstance(t, onnx_ir.serde.TensorProtoTensor):
+        return _Piece(initializer(name, t).SerializeToString(deterministic=True))
+    proto = onnx.TensorProto(name=name, data_type=int(t.dtype), dims=t.shape.numpy(), doc_string=t.doc_string or None)
     if slot is None:
-        return initializer(name, t)
-    proto = onnx.TensorProto(name=name, data_type=int(t.dtype), dims=t.shape.numpy(), doc_string=t.doc_string or "")
+        return _Piece(proto.SerializeToString(deterministic=True) + _key(_TENSOR_RAW_DATA) + varint(int(t.nbytes)), t)
     proto.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", slot.offset), ("length", slot.length)):
         proto.external_data.add(key=key, value=str(value))
-    return proto
+    return _Piece(proto.SerializeToString(deterministic=True))
 
 
-def _tag(field: int) -> bytes:
+def _key(field: int) -> bytes:
     """Key of a length-delimited field."""
-    return _varint(field << 3 | 2)
-
-
-def _varint(n: int) -> bytes:
-    out = bytearray()
-    while n > 0x7F:
-        out.append(n & 0x7F | 0x80)
-        n >>= 7
-    out.append(n)
-    return bytes(out)
+    return varint(field << 3 | 2)

@@ -54,7 +54,9 @@ def initializer(name: str, t: onnx_ir.TensorProtocol) -> onnx.TensorProto:
     """One tensor with its data inside; a tensor read from a model is copied field by field."""
     proto = onnx.TensorProto()
     if isinstance(t, onnx_ir.ExternalTensor):
-        proto.data_type, proto.doc_string = int(t.dtype), t.doc_string or ""
+        proto.data_type = int(t.dtype)
+        if t.doc_string:
+            proto.doc_string = t.doc_string
         proto.dims.extend(t.shape.numpy())
         proto.raw_data = t.tobytes()
     else:

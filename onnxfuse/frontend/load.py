@@ -8,7 +8,7 @@ never changed. All complaints are UsageErrors that name the object and the numbe
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 
 from onnxfuse.errors import UsageError
 from onnxfuse.frontend.protos import all_graphs, domain_of, subgraphs
+from onnxfuse.frontend.wire import Found, scan
 
 ModelLike = str | os.PathLike[str] | bytes | bytearray | onnx.ModelProto | onnx_ir.Model
 PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
@@ -40,33 +41,38 @@ def load(model: ModelLike) -> Loaded:
         return _take_apart(model, None)
     if isinstance(model, (bytes, bytearray, memoryview)):
         return _take_apart(_parse(bytes(model), "the given bytes"), None)
-    path = Path(model)
-    return _take_apart(_parse(_read(path), f"{path}"), path)
+    return _from_path(Path(model))
 
 
-def _read(path: Path) -> bytes:
+def _from_path(path: Path) -> Loaded:
+    _refuse_no_file(path)
+    try:
+        scanned = scan(path)
+        data, found = (path.read_bytes(), []) if scanned is None else scanned
+    except OSError as error:
+        raise UsageError("E_NO_FILE", f"{path} cannot be read", str(error.strerror)) from error
+    return _take_apart(_parse(data, f"{path}"), path, found)
+
+
+def _refuse_no_file(path: Path) -> None:
     if path.is_dir():
         raise UsageError("E_IS_DIRECTORY", f"{path} is a directory", hint="give the .onnx file")
     if not path.exists():
         raise UsageError("E_NO_FILE", f"{path} does not exist", f"current directory: {Path.cwd()}")
     if not path.is_file():
         raise UsageError("E_NO_FILE", f"{path} is not a regular file")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError("E_NO_FILE", f"{path} cannot be read", str(error.strerror)) from error
+    if path.stat().st_size > PROTOBUF_LIMIT:
+        raise UsageError(
+            "E_TOO_LARGE",
+            f"{path}: larger than protobuf allows",
+            f"{path.stat().st_size} bytes > {PROTOBUF_LIMIT}",
+            "store the weights as external data",
+        )
 
 
 def _parse(data: bytes, what: str) -> onnx.ModelProto:
     if not data:
         raise UsageError("E_EMPTY", f"{what}: empty, not an ONNX model", "0 bytes")
-    if len(data) > PROTOBUF_LIMIT:
-        raise UsageError(
-            "E_TOO_LARGE",
-            f"{what}: larger than protobuf allows",
-            f"{len(data)} bytes > {PROTOBUF_LIMIT}",
-            "store the weights as external data",
-        )
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
@@ -80,8 +86,8 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
     return proto
 
 
-def _take_apart(whole: onnx.ModelProto, path: Path | None) -> Loaded:
-    """Tensors keep pointing into `whole`, which is not changed: no copy of weights is made."""
+def _take_apart(whole: onnx.ModelProto, path: Path | None, found: Sequence[Found] = ()) -> Loaded:
+    """Tensors keep pointing into `whole` and into the file: no copy of weights is made."""
     what = str(path) if path is not None else "the model"
     if not whole.HasField("graph") or not (whole.ir_version or whole.opset_import):
         raise UsageError(
@@ -95,16 +101,44 @@ def _take_apart(whole: onnx.ModelProto, path: Path | None) -> Loaded:
     copy_fields(whole.graph, proto.graph, skip=("initializer",))
     places = _Places(path)
     tensors: dict[str, onnx_ir.TensorProtocol] = {}
-    for tensor in whole.graph.initializer:
+    for tensor, place in _in_file_order(whole.graph.initializer, found):
         if not tensor.name:
             raise UsageError("E_INVALID_MODEL", f"{what}: an initializer has no name", f"dims {list(tensor.dims)}")
+        if isinstance(tensor.name, bytes):
+            raise UsageError("E_PARSE", "the model has text that is not UTF-8: TensorProto.name")
         if tensor.name in tensors:
             raise UsageError("E_DUPLICATE_VALUE", f"initializer {tensor.name!r} is there twice")
-        tensors[tensor.name] = _tensor(tensor, places)
+        tensors[tensor.name] = _tensor(tensor, places) if place is None else _in_model_file(place, path)
     for nested in _nested_tensors(proto):
         _internalise(nested, places)
         _check_data(nested)
     return Loaded(proto, tensors, path)
+
+
+def _in_file_order(
+    read: Sequence[onnx.TensorProto], found: Sequence[Found]
+) -> Iterator[tuple[onnx.TensorProto, Found | None]]:
+    rest = iter(read)
+    at = 0
+    for f in found:
+        while at < f.place:
+            yield next(rest), None
+            at += 1
+        yield f.header, f
+        at += 1
+    yield from ((t, None) for t in rest)
+
+
+def _in_model_file(found: Found, path: Path | None) -> onnx_ir.ExternalTensor:
+    proto = found.header
+    assert path is not None
+    dtype, expected = _data_type(proto), _data_bytes(proto)
+    if dtype == onnx_ir.DataType.STRING or found.length != expected:
+        raise _mismatch(proto, expected, "bytes", found.length)
+    return onnx_ir.ExternalTensor(
+        str(path.resolve()), found.offset, found.length, dtype, shape=onnx_ir.Shape(list(proto.dims)), name=proto.name,
+        doc_string=proto.doc_string or None,
+    )  # fmt: skip
 
 
 def copy_fields(source: onnx.ModelProto | onnx.GraphProto, target: object, skip: Collection[str]) -> None:
@@ -243,11 +277,15 @@ def _check_data(proto: onnx.TensorProto) -> None:
         pair = 2 if dtype in (onnx_ir.DataType.COMPLEX64, onnx_ir.DataType.COMPLEX128) else 1
         needed, unit = (count * pair + packed - 1) // packed, "numbers"
     if stored != needed:
-        raise UsageError(
-            "E_TENSOR",
-            f"tensor {proto.name!r}: data does not match its dimensions",
-            f"dims {list(proto.dims)} {dtype} need {needed} {unit}, found {stored}",
-        )
+        raise _mismatch(proto, needed, unit, stored)
+
+
+def _mismatch(proto: onnx.TensorProto, needed: int, unit: str, stored: int) -> UsageError:
+    return UsageError(
+        "E_TENSOR",
+        f"tensor {proto.name!r}: data does not match its dimensions",
+        f"dims {list(proto.dims)} {_data_type(proto)} need {needed} {unit}, found {stored}",
+    )
 
 
 def _nested_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
