@@ -1,0 +1,1005 @@
+"""Sample inputs of every entry of the op table: a default per family, and rows for what the default cannot know.
+
+`samples(op, opset)` gives the samples of an entry in a model of that opset. Everything is seeded by text. Values that
+are undefined in ONNX or kill onnxruntime (integer division by zero, MIN / -1) are left out here and tested by hand.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.op import Family, Op
+from tests.ops.harness import Sample
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F16, F32, F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
+I8, I16, I32, I64 = (np.dtype(f"i{n}") for n in (1, 2, 4, 8))
+U8, U16, U32, U64 = (np.dtype(f"u{n}") for n in (1, 2, 4, 8))
+BOOL = np.dtype(np.bool_)
+FLOATS = (F32, F64, F16, BF16)
+INTS = (I8, I16, I32, I64, U8, U16, U32, U64)
+DTYPES = (*FLOATS, *INTS, BOOL)
+
+SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (0,), (17,), (2, 3), (2, 0, 3), (2, 1, 3, 4))
+PAIRS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((), ()), ((3,), ()), ((), (3,)), ((2, 3), (2, 3)), ((2, 3), (3,)), ((3,), (2, 3)), ((2, 1), (1, 3)),
+    ((2, 3), (2, 1)), ((1, 3), (2, 3)), ((0, 3), (1, 3)), ((2, 0), (2, 1)), ((1,), (0,)), ((2, 3, 4), (3, 1)),
+    ((4, 1, 3), (2, 1)), ((1, 1), (3,)),
+)  # fmt: skip
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+def is_float(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype == BF16
+
+
+def specials(dtype: np.dtype) -> np.ndarray:
+    """One vector of everything awkward in a dtype."""
+    dtype = np.dtype(dtype)
+    if dtype == BOOL:
+        return np.array([True, False, True])
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        values = [0, 1, 2, 3, 7, 100, info.max, info.max - 1]
+        if dtype.kind == "i":
+            values += [-1, -2, -3, -7, -100, info.min, info.min + 1]
+        return np.array(values, dtype)
+    info = ml_dtypes.finfo(dtype)
+    tiny, small, big = float(info.smallest_subnormal), float(info.smallest_normal), float(info.max)
+    values = [
+        np.nan, np.inf, -np.inf, 0.0, -0.0, 1, -1, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.5, 0.25, -0.75, tiny, -tiny,
+        small, -small, big, -big, 1e-3, -1e-3, 3.7, -7.3, 8.5, -8.5, 19.0, -19.0, 88.0, -88.0, 120.0, -120.0, 1e4, -1e4,
+        0.999, -0.999, 2.9999, 5.0,
+    ]  # fmt: skip
+    with np.errstate(all="ignore"):
+        return np.array(values, np.float64).astype(dtype)
+
+
+def rand(shape: Sequence[int], dtype: np.dtype = F32, seed: str = "", lo: float = -3, hi: float = 3) -> np.ndarray:
+    """Seeded uniform values; integers are small, unsigned ones not negative."""
+    dtype = np.dtype(dtype)
+    rng = np.random.default_rng(zlib.crc32(f"{seed}{list(shape)}".encode()))
+    if dtype == BOOL:
+        return rng.integers(0, 2, tuple(shape)).astype(np.bool_)
+    if dtype.kind in "iu":
+        return rng.integers(0 if dtype.kind == "u" else int(lo), int(hi) + 1, tuple(shape)).astype(dtype)
+    return rng.uniform(lo, hi, tuple(shape)).astype(dtype)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def sample(*inputs: np.ndarray | None, const: Iterable[int] = (), outputs: int = 1, may: bool = False, **attrs) -> Sample:
+    """`may`: onnxruntime need not have a kernel for it."""
+    return Sample(inputs, attrs, frozenset(const), outputs, may)
+
+
+Rows = Callable[[Op, int], Iterable[Sample]]
+ROWS: dict[str, Rows] = {}
+
+
+def rows(*names: str) -> Callable[[Rows], Rows]:
+    def put(f: Rows) -> Rows:
+        for n in names:
+            assert n not in ROWS, n
+            ROWS[n] = f
+        return f
+
+    return put
+
+
+def samples(op: Op, opset: int) -> list[Sample]:
+    """All samples of an entry. Raises KeyError when nobody wrote any (the family has no default either)."""
+    if op.name in ROWS:
+        return list(ROWS[op.name](op, opset))
+    if op.family is Family.POINTWISE:
+        return list(_pointwise(op, opset))
+    if op.family is Family.REDUCE:
+        return list(_reduce(op, opset))
+    raise KeyError(f"no samples for {op}@{op.since}")
+
+
+# --- pointwise -----------------------------------------------------------------------------------------------------
+ARITY = {
+    n: 2
+    for n in (
+        "Add", "Sub", "Mul", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor",
+        "BitwiseAnd", "BitwiseOr", "BitwiseXor",
+    )
+}  # fmt: skip
+MAIN = {n: BOOL for n in ("And", "Or", "Xor", "Not")} | {
+    n: I32 for n in ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")
+}
+ATTRS: dict[str, list[dict[str, object]]] = {
+    "LeakyRelu": [{"alpha": 0.3}, {"alpha": -1.5}, {"alpha": 0.0}],
+    "Elu": [{"alpha": 0.3}, {"alpha": 2.0}],
+    "Selu": [{"alpha": 2.0, "gamma": 3.0}],
+    "Celu": [{"alpha": 2.0}, {"alpha": 0.5}],
+    "ThresholdedRelu": [{"alpha": 2.0}, {"alpha": -1.0}, {"alpha": 0.0}],
+    "HardSigmoid": [{"alpha": 0.5, "beta": 0.1}],
+    "Shrink": [{"bias": 1.5}, {"lambd": 1.5}, {"bias": 0.5, "lambd": 1.0}],
+    "Gelu": [{"approximate": "tanh"}],
+    "Swish": [{"alpha": 0.5}, {"alpha": 1.702}],
+    "IsInf": [{"detect_negative": 0}, {"detect_positive": 0}, {"detect_negative": 0, "detect_positive": 0}],
+}
+
+
+def _pointwise(op: Op, opset: int) -> Iterator[Sample]:
+    main = MAIN.get(op.name, F32)
+    yield from _unary(op, main) if ARITY.get(op.name, 1) == 1 else _binary(main)
+
+
+def _unary(op: Op, main: np.dtype) -> Iterator[Sample]:
+    for dtype in DTYPES:
+        yield sample(specials(dtype), may=dtype != main)
+    for shape in SHAPES:
+        yield sample(rand(shape, main))
+    for attrs in ATTRS.get(op.name, []):
+        for dtype in (main, F64, F16):
+            yield sample(specials(dtype), may=dtype != main, **attrs)
+
+
+def _binary(main: np.dtype, pick: Callable[[np.dtype], tuple[np.ndarray, np.ndarray]] | None = None) -> Iterator[Sample]:
+    for dtype in DTYPES:
+        a, b = (specials(dtype)[:, None], specials(dtype)[None, :]) if pick is None else pick(dtype)
+        yield sample(a, b, may=dtype != main)
+    for left, right in PAIRS:
+        yield sample(rand(left, main, "a"), rand(right, main, "b", 1))
+
+
+def _divisors(dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    a, b = specials(dtype)[:, None], specials(dtype)[None, :]
+    if dtype.kind in "iu":
+        b = b[:, b[0] != 0]
+        if dtype.kind == "i":
+            a = a[a[:, 0] != np.iinfo(dtype).min]
+    return a, b
+
+
+@rows("Div")
+def _div(op, opset):
+    return _binary(F32, _divisors)
+
+
+@rows("Mod")
+def _mod(op, opset):
+    for dtype in (*INTS, *FLOATS):
+        a, b = _divisors(dtype)
+        if not is_float(dtype):
+            yield sample(a, b, may=dtype != I32)
+        yield sample(a, b, may=dtype not in (I32, F32), fmod=1)
+    yield sample(rand((2, 1), I64), rand((3,), I64, lo=1))
+
+
+@rows("Pow")
+def _pow(op, opset):
+    for dtype in FLOATS:
+        yield sample(specials(dtype)[:, None], specials(dtype)[None, :], may=dtype not in (F32, F64))
+    for e in (0.0, 0.5, 1.0, 2.0, 3.0, -1.0, -2.0, 4.0):
+        yield sample(specials(F32), np.float32(e), const=[1])
+        yield sample(specials(F32), np.array([e], F32), const=[1])
+    for left, right in PAIRS:
+        yield sample(rand(left, F32, "a", 0), rand(right, F32, "b", 1))
+    if opset >= 12:
+        small = np.array([[0, 1, 2, 3, 5]])
+        base = np.array([[0], [1], [2], [-1], [-2], [7]])
+        for dtype in (I32, I64):
+            for power in (I32, I64, F32, F64):
+                yield sample(base.astype(dtype), small.astype(power), may=power not in (I32, I64))
+        for power in (I32, I64, F64, F16):
+            yield sample(specials(F32)[:, None], small.astype(power), may=True)
+            yield sample(specials(F64)[:, None], small.astype(power), may=True)
+            yield sample(specials(F16)[:, None], small.astype(power), may=True)
+        for e in (2, 3, 0, 1):
+            yield sample(specials(F32), np.array(e, I64), const=[1])
+            yield sample(base.astype(I64), np.array(e, I64), const=[1])
+
+
+@rows("Sum", "Mean", "Max", "Min")
+def _variadic(op, opset):
+    for dtype in DTYPES if op.name in ("Max", "Min") else FLOATS:
+        if opset >= 8:
+            yield sample(specials(dtype)[:, None], specials(dtype)[None, :], may=dtype != F32)
+        yield sample(specials(dtype), specials(dtype)[::-1].copy(), may=dtype != F32)
+        yield sample(specials(dtype), may=dtype != F32)
+    for shape in SHAPES:
+        yield sample(*(rand(shape, F32, s) for s in "abc"))
+    if opset >= 8:
+        for left, right in PAIRS:
+            yield sample(rand(left, F32, "a"), rand(right, F32, "b"))
+        yield sample(rand((2, 1), seed="a"), rand((3,), seed="b"), rand((4, 1, 1), seed="c"))
+        nans = np.array([np.nan, 1, np.nan, 0], F32)
+        yield sample(nans[:, None], np.array([[10]], F32))
+        yield sample(nans, np.array(10, F32))
+        yield sample(np.array(10, F32), nans)
+
+
+@rows("PRelu")
+def _prelu(op, opset):
+    for dtype in DTYPES:
+        yield sample(specials(dtype)[:, None], specials(dtype)[None, :][:, :1], may=dtype != F32)
+    for left, right in (((2, 3), (3,)), ((2, 3, 4), (3, 1)), ((2, 3), ()), ((2, 3), (2, 3)), ((0, 3), (3,)), ((3,), (1,))):
+        yield sample(rand(left, seed="a"), rand(right, seed="b"))
+    yield sample(specials(F32)[:, None], specials(F32))
+
+
+@rows("Clip")
+def _clip(op, opset):
+    if op.since < 11:
+        for attrs in ({}, {"min": -1.0}, {"max": 2.5}, {"min": -1.0, "max": 1.0}, {"min": 2.0, "max": 1.0}, {"min": 0.0}):
+            yield sample(specials(F32), **attrs)
+        for shape in SHAPES:
+            yield sample(rand(shape), min=-1.0, max=1.0)
+        return
+    for dtype in (*FLOATS, *INTS):
+        lo, hi = np.array(1 if dtype.kind == "u" else -1, dtype), np.array(5, dtype)
+        for args in ((lo, hi), (None, hi), (lo,), ()):
+            yield sample(specials(dtype), *args, may=dtype != F32)
+            yield sample(specials(dtype), *args, const=[1, 2], may=dtype != F32)
+    for lo, hi in ((0.0, 6.0), (-0.0, 0.0), (0.0, -0.0), (2.0, 1.0), (np.nan, 1.0), (0.0, np.nan), (-np.inf, np.inf)):
+        yield sample(specials(F32), np.float32(lo), np.float32(hi))
+        yield sample(specials(F64), np.float64(lo), np.float64(hi))
+    for shape in SHAPES:
+        yield sample(rand(shape), np.float32(-1), np.float32(1))
+
+
+@rows("Where")
+def _where(op, opset):
+    for dtype in DTYPES:
+        a = specials(dtype)
+        yield sample(rand(a.shape, BOOL), a, a[::-1].copy(), may=dtype not in (F32, I64))
+    for c, a, b in (((), (3,), (3,)), ((3,), (), ()), ((2, 1), (3,), ()), ((2, 3), (1,), (2, 1)), ((0, 3), (1, 3), (3,)),
+                    ((4, 1, 1), (3, 1), (2,)), ((1,), (2, 2), (1, 2))):  # fmt: skip
+        yield sample(rand(c, BOOL), rand(a, F32, "a"), rand(b, F32, "b"))
+
+
+@rows("BitShift")
+def _bitshift(op, opset):
+    for direction in ("LEFT", "RIGHT"):
+        for dtype in (U8, U16, U32, U64):
+            bits = dtype.itemsize * 8
+            by = np.array([[0, 1, 3, bits - 1]], dtype)
+            yield sample(specials(dtype)[:, None], by, may=dtype == U16, direction=direction)
+        for left, right in PAIRS:
+            yield sample(rand(left, U8, "a"), rand(right, U8, "b"), direction=direction)
+
+
+@rows("Not")
+def _not(op, opset):
+    for shape in SHAPES:
+        yield sample(rand(shape, BOOL))
+
+
+def _castable(src: np.dtype, dst: np.dtype) -> np.ndarray:
+    """Values whose conversion is defined: it must fit (C leaves the rest open, and compilers differ)."""
+    x = specials(src)
+    if is_float(src) and dst.kind in "iu":
+        wide = x.astype(np.float64)
+        info = np.iinfo(dst)
+        with np.errstate(all="ignore"):
+            fits = np.isfinite(wide) & (np.trunc(wide) >= float(info.min)) & (np.trunc(wide) < float(info.max))
+        x = x[fits]
+    return x
+
+
+@rows("Cast")
+def _cast(op, opset):
+    for src in DTYPES:
+        for dst in DTYPES:
+            yield sample(_castable(src, dst), may=True, to=DType.from_numpy(dst).onnx)
+    for shape in SHAPES:
+        yield sample(rand(shape), to=DType.I64.onnx)
+    if opset >= 19:
+        yield sample(rand((3,)), to=DType.F16.onnx, saturate=0)
+
+
+@rows("CastLike")
+def _castlike(op, opset):
+    for src, dst in ((F32, I64), (I64, F32), (F32, F16), (F64, F32), (F32, BOOL), (BOOL, F32), (I32, I8)):
+        yield sample(_castable(src, dst), np.zeros(1, dst))
+    for like in ((), (5,), (2, 3, 4), (0,)):  # its shape does not matter
+        yield sample(rand((2, 3)), np.zeros(like, np.int64))
+
+
+# --- reductions ----------------------------------------------------------------------------------------------------
+POSITIVE = {"ReduceLogSum"}  # of others the logarithm is NaN, and so is the comparison
+
+
+def _reduction(op: Op, x: np.ndarray, axes: Sequence[int] | None, may: bool = False, **attrs: object) -> Sample:
+    if "axes" in (p for p in _inputs(op)):
+        return sample(x, None if axes is None else np.array(axes, np.int64), const=[1], may=may, **attrs)
+    return sample(x, may=may, **({} if axes is None else {"axes": list(axes)}), **attrs)
+
+
+def _inputs(op: Op) -> list[str]:
+    from onnxfuse.ops.table import parameters
+
+    return [p.name for p in parameters(op)[0]]
+
+
+def _reduce(op: Op, opset: int) -> Iterator[Sample]:
+    low = 0.1 if op.name in POSITIVE else -3
+    for dtype in DTYPES:
+        yield _reduction(op, rand((2, 5), dtype, lo=low if dtype.kind == "f" else 1), [1], may=dtype != F32)
+    for shape, axes in (
+        ((3,), [0]), ((2, 3, 4), [1]), ((2, 3, 4), [0, 2]), ((2, 3, 4), [-1]), ((2, 3, 4), [2, 0]), ((2, 3, 4), None),
+        ((4,), None), ((2, 3, 4, 5), [2, 3]), ((1, 1), [0]), ((2, 37), [1]), ((37, 2), [0]),
+    ):  # fmt: skip
+        for keepdims in (0, 1):
+            yield _reduction(op, rand(shape, lo=low), axes, keepdims=keepdims)
+    yield _reduction(op, rand((), lo=low), None, keepdims=0)
+    yield _reduction(op, rand((), lo=low), None, keepdims=1)
+    for shape, axes in (((0, 3), [1]), ((2, 0), [1]), ((0,), None)):
+        yield _reduction(op, rand(shape), axes, may=True)
+    for at in (0, 1, 16, 32):
+        for n in (2, 17, 33):
+            if at < n:
+                x = rand((1, n), lo=low)
+                x[0, at] = np.nan
+                yield _reduction(op, x, [1], keepdims=0)
+                yield _reduction(op, x.T.copy(), [0], keepdims=0)
+    for value in (np.inf, -np.inf):
+        x = rand((2, 5), lo=low)
+        x[1, 2] = value
+        yield _reduction(op, x, [1])
+    if "axes" in _inputs(op):
+        for shape in ((2, 3), (3,)):
+            for noop in (0, 1):
+                for keepdims in (0, 1):
+                    for axes in (None, []):
+                        yield _reduction(op, rand(shape, lo=low), axes, may=True, noop_with_empty_axes=noop, keepdims=keepdims)
+
+
+@rows("ReduceLogSumExp")
+def _logsumexp(op, opset):
+    yield from _reduce(op, opset)
+    yield _reduction(op, np.array([[1000.0, 1000.0], [-1000.0, -1001.0]], F32), [1])
+
+
+# --- shapes --------------------------------------------------------------------------------------------------------
+@rows("Identity")
+def _identity(op, opset):
+    for dtype in DTYPES:
+        yield sample(specials(dtype), may=dtype == BF16)
+    for shape in SHAPES:
+        yield sample(rand(shape))
+
+
+@rows("Dropout")
+def _dropout(op, opset):
+    for shape in SHAPES:
+        if opset < 12:
+            yield sample(rand(shape), ratio=0.3)
+            continue
+        yield sample(rand(shape))
+        yield sample(rand(shape), np.float32(0.3))
+        yield sample(rand(shape), np.float32(0.3), np.bool_(False), const=[1, 2])
+    yield sample(rand((2, 3), F64))
+
+
+@rows("Shape")
+def _shape(op, opset):
+    for shape in SHAPES:
+        yield sample(rand(shape))
+        if opset >= 15:
+            for start, end in ((0, 2), (1, None), (-1, None), (-9, 9), (2, 1), (0, -1)):
+                yield sample(rand(shape), start=start, **({} if end is None else {"end": end}))
+
+
+@rows("Size")
+def _size(op, opset):
+    for shape in SHAPES:
+        yield sample(rand(shape))
+
+
+@rows("Reshape")
+def _reshape(op, opset):
+    for shape, to in (
+        ((2, 3, 4), (6, 4)), ((2, 3, 4), (24,)), ((2, 3, 4), (4, 3, 2)), ((2, 3, 4), (0, -1)), ((2, 3, 4), (-1, 0)),
+        ((2, 3, 4), (0, 0, 2, 2)), ((2, 3, 4), (2, -1, 2)), ((), (1, 1)), ((1, 1), ()), ((0, 3), (3, 0)), ((0, 3), (0, -1)),
+        ((5,), (5,)), ((2, 3), (1, 2, 1, 3)), ((6, 4), (2, 3, 2, 2)), ((0, 4), (-1, 2)), ((2, 6), (0, 2, 3)),
+    ):  # fmt: skip
+        yield sample(rand(shape), ints(*to), const=[1], may=(0, -1) == to and 0 in shape or shape == (0, 3))
+    if opset >= 14:
+        yield sample(rand((0, 3)), ints(3, 0), const=[1], allowzero=1)
+        yield sample(rand((0, 10)), ints(0, 10), const=[1], allowzero=1)
+    for dtype in DTYPES:
+        yield sample(specials(dtype)[:2], ints(2, 1), const=[1], may=dtype == BF16)
+
+
+@rows("Flatten")
+def _flatten(op, opset):
+    for axis in (0, 1, 2, 3) + ((-1, -2, -3) if opset >= 11 else ()):
+        yield sample(rand((2, 3, 4)), axis=axis)
+    yield sample(rand((2, 3)))
+    yield sample(rand(()), axis=0)
+    yield sample(rand((0, 3)))
+    yield sample(rand((2, 0, 3)), axis=2)
+    yield sample(rand((4,)), axis=1)
+
+
+def _axes(op: Op, x: np.ndarray, axes: Sequence[int] | None) -> Sample:
+    if "axes" in _inputs(op):
+        return sample(x, None if axes is None else np.array(axes, np.int64), const=[1])
+    return sample(x, **({} if axes is None else {"axes": list(axes)}))
+
+
+@rows("Squeeze")
+def _squeeze(op, opset):
+    for shape, axes in (((1, 3, 1), [0]), ((1, 3, 1), [0, 2]), ((1, 3, 1), None), ((3, 1), [1]), ((1,), [0]), ((2, 3), None), ((1, 0), [0])):
+        yield _axes(op, rand(shape), axes)
+    if opset >= 11:
+        yield _axes(op, rand((1, 3, 1)), [-1])
+
+
+@rows("Unsqueeze")
+def _unsqueeze(op, opset):
+    for shape, axes in (((3,), [0]), ((3,), [1]), ((2, 3), [0, 3]), ((2, 3), [1, 2]), ((), [0]), ((0, 2), [1]), ((2, 3), [2, 0])):
+        yield _axes(op, rand(shape), axes)
+    if opset >= 11:
+        yield _axes(op, rand((2, 3)), [-1])
+        yield _axes(op, rand((2, 3)), [-1, 0])
+
+
+@rows("Transpose")
+def _transpose(op, opset):
+    for shape, perm in (((2, 3), None), ((2, 3, 4), [0, 2, 1]), ((2, 3, 4), [1, 2, 0]), ((2, 3, 4, 5), [3, 0, 2, 1]), ((), None), ((0, 3), None), ((4,), [0]), ((2, 3, 4), [2, 0, 1])):
+        yield sample(rand(shape), **({} if perm is None else {"perm": perm}))
+    for dtype in DTYPES:
+        yield sample(rand((2, 3), dtype), may=dtype == BF16)
+
+
+@rows("Expand")
+def _expand(op, opset):
+    for shape, to in (((3, 1), (3, 4)), ((3, 1), (2, 3, 4)), ((3, 4), (1, 1)), ((), (2, 3)), ((1,), (0,)), ((2, 1, 3), (4, 1)), ((3,), (3,)), ((1, 3), (2, 1)), ((0, 1), (1, 5))):
+        yield sample(rand(shape), ints(*to), const=[1])
+    for dtype in DTYPES:
+        yield sample(rand((1, 2), dtype), ints(2, 2), const=[1], may=True)
+
+
+@rows("Tile")
+def _tile(op, opset):
+    for shape, times in (((2, 3), (2, 2)), ((2, 3), (1, 3)), ((3,), (4,)), ((2, 3), (0, 1)), ((2, 0), (2, 2)), ((2, 1, 3), (1, 5, 2)), ((1, 1), (3, 4)), ((2, 3), (1, 1))):
+        yield sample(rand(shape), ints(*times), const=[1])
+    for dtype in DTYPES:
+        yield sample(rand((1, 2), dtype), ints(2, 2), const=[1], may=True)
+
+
+@rows("ConstantOfShape")
+def _constantofshape(op, opset):
+    for shape in ((), (3,), (2, 3), (0, 2)):
+        yield sample(ints(*shape), const=[0])
+    for dtype in DTYPES:
+        if dtype != BF16:
+            yield sample(ints(2), const=[0], value=specials(dtype)[1:2])
+    yield sample(ints(2, 70), const=[0], value=np.array([7], np.int64))
+
+
+@rows("Range")
+def _range(op, opset):
+    for dtype in (I64, I32, I16, F32, F64):
+        for a, b, c in ((0, 5, 1), (0, 5, 2), (5, 0, -1), (5, 0, -2), (0, 0, 1), (3, 1, 1), (-3, 4, 3), (0, 1, 5)):
+            yield sample(*(np.array(v, dtype) for v in (a, b, c)), const=[0, 1, 2])
+            if c == 1:
+                yield sample(*(np.array(v, dtype) for v in (a, b, c)), const=[0, 2])
+    yield sample(*(np.array(v, F32) for v in (0.1, 1.0, 0.3)), const=[0, 1, 2])
+    yield sample(*(np.array(v, I64) for v in (0, 200, 1)), const=[0, 1, 2])
+
+
+@rows("Slice")
+def _slice(op, opset):
+    big = 2**63 - 1
+    for shape, starts, ends, axes in (
+        ((10,), [2], [7], None), ((10,), [-4], [-1], None), ((10,), [0], [big], [0]), ((5, 6), [1, 2], [4, 5], [0, 1]),
+        ((5, 6), [1], [3], [1]), ((5, 6), [7], [9], [0]), ((5, 6), [3], [2], [0]), ((5, 6), [-100], [3], [1]),
+        ((0, 3), [0], [2], [1]), ((5, 6), [0], [0], [0]), ((2, 3, 4), [1, 1], [2, 3], [2, 0]), ((5,), [0], [5], [0]),
+        ((5,), [1], [2**31 - 1], [0]),
+    ):  # fmt: skip
+        if op.since < 10:
+            yield sample(rand(shape), starts=starts, ends=ends, **({} if axes is None else {"axes": axes}))
+        else:
+            yield sample(rand(shape), ints(*starts), ints(*ends), None if axes is None else ints(*axes), const=[1, 2, 3])
+    if op.since < 10:
+        return
+    for shape, starts, ends, axes, steps in (
+        ((10,), [0], [10], [0], [3]), ((10,), [1], [9], [0], [2]), ((10,), [9], [0], [0], [-2]), ((10,), [-1], [-100], [0], [-1]),
+        ((10,), [big], [-big], [0], [-1]), ((10,), [-1], [-big - 1], [0], [-3]), ((5, 6), [4, 0], [0, 6], [0, 1], [-1, 2]), ((5, 6), [0], [5], [-1], [1]),
+        ((10,), [3], [7], [0], [-1]), ((0,), [0], [5], [0], [-1]), ((10,), [20], [3], [0], [-2]), ((5,), [0], [5], [0], [7]),
+        ((5,), [-6], [-7], [0], [-1]), ((1,), [-1], [-100], [0], [-1]),
+    ):  # fmt: skip
+        yield sample(rand(shape), ints(*starts), ints(*ends), ints(*axes), ints(*steps), const=[1, 2, 3, 4])
+    yield sample(rand((5, 6)), *(np.array(v, I32) for v in ([1], [3], [1])), const=[1, 2, 3])
+    for dtype in DTYPES:
+        yield sample(rand((5,), dtype), ints(1), ints(3), const=[1, 2], may=True)
+
+
+@rows("Concat")
+def _concat(op, opset):
+    for shapes, axis in (
+        (((2,), (3,)), 0), (((2, 3), (2, 1), (2, 4)), 1), (((1, 3), (2, 3)), 0), (((2, 3),), 0), (((2, 0), (2, 3)), 1),
+        (((2, 0), (2, 0)), 1), (((2, 3), (2, 3), (2, 3)), 0), (((0, 3), (0, 3)), 1), (((2, 2, 3), (2, 1, 3)), 1),
+    ):  # fmt: skip
+        yield sample(*(rand(s, F32, str(k)) for k, s in enumerate(shapes)), axis=axis)
+    if opset >= 11:
+        yield sample(rand((2, 3)), rand((2, 2)), axis=-1)
+    for dtype in DTYPES:
+        yield sample(rand((2,), dtype, "a"), rand((3,), dtype, "b"), may=dtype == BF16, axis=0)
+
+
+@rows("Split")
+def _split(op, opset):
+    x = rand((6, 4))
+    for axis in (0, 1) + ((-1,) if opset >= 11 else ()):
+        if opset >= 18:
+            yield sample(x, outputs=2, axis=axis, num_outputs=2)
+        else:
+            yield sample(x, outputs=2, axis=axis)
+        sizes = [2, 4] if axis == 0 else [1, 3]
+        if op.since < 13:
+            yield sample(x, outputs=2, axis=axis, split=sizes)
+        else:
+            yield sample(x, ints(*sizes), const=[1], outputs=2, axis=axis)
+    if op.since >= 13:
+        yield sample(x, ints(0, 6), const=[1], outputs=2)
+        yield sample(x, ints(1, 2, 3), const=[1], outputs=3)
+        yield sample(rand((0, 4)), ints(0, 0), const=[1], outputs=2)
+    if opset >= 18:
+        yield sample(rand((7, 2)), outputs=3, num_outputs=3)
+        yield sample(rand((7, 2)), outputs=2, num_outputs=2)
+        yield sample(rand((5,)), outputs=4, num_outputs=4, may=True)
+    else:
+        yield sample(rand((6,)), outputs=3)
+        yield sample(rand((6,)), outputs=1)
+    for dtype in DTYPES:
+        extra = {"num_outputs": 2} if opset >= 18 else {}
+        yield sample(rand((4,), dtype), may=True, outputs=2, **extra)
+
+
+@rows("Pad")
+def _pad(op, opset):
+    cases = [
+        ((3,), [1, 2]), ((2, 3), [1, 0, 0, 2]), ((2, 3), [0, 1, 0, 1]), ((2, 3), [0, 0, 0, 0]), ((2, 3, 4), [0, 1, 2, 0, 1, 1]),
+        ((4, 5), [-1, 0, 0, 1]), ((4, 5), [-1, -2, -1, 0]), ((0, 3), [1, 0, 1, 0]), ((1, 3, 5, 5), [0, 0, 1, 1, 0, 0, 1, 1]),
+    ]  # fmt: skip
+    for shape, pads in cases:
+        for mode in ("constant", "edge", "reflect") + (("wrap",) if opset >= 19 else ()):
+            odd = mode != "constant" and (0 in shape or min(pads) < 0)
+            if mode in ("reflect", "wrap") and any(p >= n for p, n in zip(pads, shape * 2, strict=True)):
+                continue
+            if op.since < 11:
+                yield sample(rand(shape), mode=mode, pads=pads, value=1.5, may=odd)
+                continue
+            yield sample(rand(shape), ints(*pads), mode=mode, const=[1], may=odd)
+            if mode == "constant":
+                yield sample(rand(shape), ints(*pads), np.float32(1.5), const=[1, 2])
+                yield sample(rand(shape), ints(*pads), np.float32(1.5), const=[1])
+    if op.since >= 11:
+        for dtype in DTYPES:
+            yield sample(rand((2, 3), dtype), ints(1, 0, 0, 1), np.array(1, dtype), const=[1, 2], may=True)
+    if opset >= 18:
+        yield sample(rand((2, 3)), ints(1, 2), None, ints(1), const=[1, 3])
+        yield sample(rand((2, 3, 4)), ints(1, 0, 0, 2), np.float32(3), ints(2, 0), const=[1, 2, 3])
+        yield sample(rand((2, 3)), ints(1, 2), None, ints(-1), const=[1, 3], mode="edge")
+
+
+@rows("Gather")
+def _gather(op, opset):
+    data = rand((4, 5))
+    for at in ((0,), (3, 0, 3), (1, 2)):
+        for axis in (0, 1):
+            yield sample(data, ints(*at), const=[1], axis=axis)
+            yield sample(data, ints(*at), axis=axis)
+    yield sample(data, np.array(2, np.int64), const=[1])
+    yield sample(data, np.array(2, np.int64))
+    yield sample(data, np.array([[0, 1], [2, 3]], np.int32), const=[1])
+    if opset >= 11:
+        yield sample(data, ints(-1, -4), const=[1])
+        yield sample(data, ints(-1, 2), const=[1], axis=-1)
+    yield sample(rand((2, 3, 4)), ints(1, 0), const=[1], axis=1)
+    yield sample(rand((0, 3)), ints(1), const=[1], axis=1)
+    yield sample(data, ints(), const=[1])
+    for dtype in DTYPES:
+        yield sample(rand((3,), dtype), ints(1, 0), const=[1], may=dtype == BF16)
+
+
+@rows("GatherElements")
+def _gatherelements(op, opset):
+    data = rand((3, 4))
+    yield sample(data, np.array([[0, 1, 2, 0]], np.int64), const=[1])
+    yield sample(data, np.array([[0, -1], [3, 2]], np.int64), const=[1], axis=1)
+    yield sample(data, np.array([[0, 1], [1, 2], [2, 2]], np.int32), const=[1], axis=-1)
+    yield sample(data, np.array([[0, 1, 2, 0]], np.int64))
+
+
+@rows("GatherND")
+def _gathernd(op, opset):
+    data = rand((2, 3, 4))
+    yield sample(data, np.array([[0, 1], [1, 2]], np.int64))
+    yield sample(data, np.array([[[0]], [[1]]], np.int64))
+    yield sample(data, np.array([[0, 1, 3]], np.int64))
+    if opset >= 12:
+        yield sample(data, np.array([[1], [2]], np.int64), batch_dims=1)
+
+
+@rows("DepthToSpace")
+def _depthtospace(op, opset):
+    for shape in ((1, 8, 2, 3), (2, 4, 1, 2), (2, 18, 2, 2)):
+        b = 3 if shape[1] == 18 else 2
+        yield sample(rand(shape), blocksize=b)
+        if opset >= 11:
+            yield sample(rand(shape), blocksize=b, mode="CRD")
+            yield sample(rand(shape), blocksize=b, mode="DCR")
+    yield sample(rand((1, 8, 2, 3), F64), blocksize=2, may=True)
+    yield sample(rand((1, 8, 2, 3), U8), blocksize=2, may=True)
+
+
+@rows("SpaceToDepth")
+def _spacetodepth(op, opset):
+    yield sample(rand((1, 2, 4, 6)), blocksize=2)
+    yield sample(rand((2, 3, 6, 3)), blocksize=3)
+    yield sample(rand((1, 2, 4, 6), F64), blocksize=2, may=True)
+
+
+@rows("Trilu")
+def _trilu(op, opset):
+    for shape in ((3, 4), (4, 3), (2, 3, 3), (0, 3), (3, 0)):
+        for upper in (0, 1):
+            yield sample(rand(shape), upper=upper)
+            for k in (-1, 0, 2, 9):
+                yield sample(rand(shape), np.array(k, np.int64), const=[1], upper=upper)
+    yield sample(rand((3, 3)), np.array(1, np.int64))
+    yield sample(specials(F32).reshape(5, 8))
+    for dtype in DTYPES:
+        yield sample(rand((3, 3), dtype), may=True)
+
+
+@rows("EyeLike")
+def _eyelike(op, opset):
+    for shape in ((3, 4), (4, 3), (1, 1), (0, 3)):
+        for k in (0, 1, -1):
+            yield sample(rand(shape), k=k)
+    for dtype in (F32, I64, F64, I32, BOOL, F16):
+        yield sample(rand((2, 2)), dtype=DType.from_numpy(dtype).onnx, may=dtype in (BOOL, F16))
+
+
+MODES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric", "tf_crop_and_resize")
+
+
+def _f32(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+@rows("Resize")
+def _resize(op, opset):
+    shape = (1, 2, 4, 5)
+    if op.since == 10:
+        for mode in ("nearest", "linear"):
+            for scales in ((1, 1, 2, 2), (1, 1, 0.5, 0.6), (1, 1, 1.5, 2.3), (1, 1, 3, 1)):
+                yield sample(rand(shape), _f32(*scales), const=[1], mode=mode)
+        return
+    empty = _f32()
+    for mode in ("nearest", "linear", "cubic"):
+        for coordinates in MODES[: 6 if opset >= 19 else 4]:
+            if coordinates == "tf_crop_and_resize" or (coordinates == "half_pixel_symmetric" and mode == "cubic"):
+                continue
+            attrs = {"mode": mode, "coordinate_transformation_mode": coordinates}
+            for scales in ((1, 1, 2, 2), (1, 1, 0.5, 0.6), (1, 1, 1.5, 2.3), (1, 1, 3, 1)):
+                yield sample(rand(shape), empty, _f32(*scales), const=[1, 2], **attrs)
+            for sizes in ((1, 2, 8, 10), (1, 2, 3, 7), (1, 2, 1, 1), (1, 2, 9, 5)):
+                yield sample(rand(shape), empty, empty, ints(*sizes), const=[1, 2, 3], **attrs)
+                if opset >= 13:
+                    yield sample(rand(shape), None, None, ints(*sizes), const=[3], **attrs)
+    for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
+        for coordinates in ("half_pixel", "asymmetric", "align_corners"):
+            for scales in ((1, 1, 2, 2), (1, 1, 0.5, 0.6), (1, 1, 1.5, 2.3), (1, 1, 0.75, 3)):
+                yield sample(rand(shape), empty, _f32(*scales), const=[1, 2], nearest_mode=nearest, coordinate_transformation_mode=coordinates)
+    for dtype in (F64, F16, U8, I8, I32):
+        yield sample(rand(shape, dtype), empty, _f32(1, 1, 2, 2), const=[1, 2], may=True)
+        yield sample(rand(shape, dtype), empty, _f32(1, 1, 1.5, 2.3), const=[1, 2], may=True, mode="linear")
+    yield sample(rand((2, 6)), empty, _f32(1, 1.5), const=[1, 2], may=True)
+    yield sample(rand((2, 6)), empty, _f32(2, 1.5), const=[1, 2], may=True, mode="linear")
+    yield sample(rand((1, 2, 3, 4, 4)), empty, _f32(1, 1, 2, 2, 1.5), const=[1, 2], may=True, mode="linear")
+    yield sample(rand((1, 2, 6)), empty, _f32(1, 1, 2), const=[1, 2], may=True, mode="linear")
+    if opset >= 18:
+        yield sample(rand(shape), None, _f32(2, 2), const=[2], axes=[2, 3])
+        yield sample(rand(shape), None, None, ints(7, 9), const=[3], axes=[2, 3])
+        for policy in ("not_larger", "not_smaller"):
+            yield sample(rand(shape), None, None, ints(7, 9), const=[3], axes=[2, 3], keep_aspect_ratio_policy=policy)
+        yield sample(rand(shape), None, _f32(1, 1, 0.6, 0.6), const=[2], mode="linear", antialias=1)
+
+
+@rows("Upsample")
+def _upsample(op, opset):
+    for mode in ("nearest", "linear"):
+        for scales in ((1, 1, 2, 2), (1, 1, 1.5, 2.3), (1, 1, 3, 1)):
+            if op.since < 9:
+                yield sample(rand((1, 2, 4, 5)), mode=mode, scales=[float(s) for s in scales])
+            else:
+                yield sample(rand((1, 2, 4, 5)), _f32(*scales), const=[1], mode=mode)
+
+
+# --- products ------------------------------------------------------------------------------------------------------
+@rows("MatMul")
+def _matmul(op, opset):
+    for a, b in (
+        ((2, 3), (3, 4)), ((3,), (3,)), ((3,), (3, 4)), ((2, 3), (3,)), ((5, 2, 3), (3, 4)), ((5, 2, 3), (5, 3, 4)),
+        ((2, 3), (5, 3, 4)), ((1, 2, 3), (5, 3, 4)), ((5, 1, 2, 3), (6, 3, 4)), ((2, 0), (0, 3)), ((0, 3), (3, 4)),
+        ((2, 3), (3, 0)), ((5, 2, 3), (3,)), ((3,), (5, 3, 4)), ((2, 70), (70, 3)), ((0, 2, 3), (3, 4)),
+    ):  # fmt: skip
+        yield sample(rand(a, F32, "a"), rand(b, F32, "b"), may=a == (2, 0))
+    for dtype in DTYPES:
+        yield sample(rand((2, 3), dtype, "a"), rand((3, 4), dtype, "b"), may=dtype != F32)
+
+
+@rows("Gemm")
+def _gemm(op, opset):
+    c = [(), (1,), (4,), (1, 4), (2, 1), (2, 4)]
+    for ta in (0, 1):
+        for tb in (0, 1):
+            a, b = rand((3, 2) if ta else (2, 3), F32, "a"), rand((4, 3) if tb else (3, 4), F32, "b")
+            for shape in c:
+                yield sample(a, b, rand(shape, F32, "c"), transA=ta, transB=tb, alpha=0.5, beta=2.0)
+            if opset >= 11:
+                yield sample(a, b, transA=ta, transB=tb)
+    yield sample(rand((2, 3)), rand((3, 4)), rand((4,)), beta=0.0)
+    yield sample(rand((0, 3)), rand((3, 4)), rand((4,)))
+    yield sample(rand((2, 0)), rand((0, 4)), rand((4,)))
+    for dtype in (F64, F16, BF16, I32, I64, U32):
+        yield sample(rand((2, 3), dtype, "a"), rand((3, 4), dtype, "b"), rand((4,), dtype, "c"), may=True)
+        yield sample(rand((2, 3), dtype, "a"), rand((3, 4), dtype, "b"), rand((4,), dtype, "c"), may=True, alpha=0.3, beta=0.7)
+
+
+@rows("Conv")
+def _conv(op, opset):
+    def one(x, w, bias=True, **attrs):
+        b = (rand((w[0],), F32, "b"),) if bias else ()
+        return sample(rand(x, F32, "x"), rand(w, F32, "w"), *b, **attrs)
+
+    yield one((1, 3, 7), (4, 3, 3))
+    yield one((2, 3, 7, 8), (4, 3, 3, 3))
+    yield one((2, 3, 7, 8), (4, 3, 3, 3), bias=False)
+    yield one((1, 2, 5, 6, 7), (3, 2, 2, 3, 3))
+    yield one((1, 2, 5, 6, 7), (3, 2, 3, 3, 3), pads=[1, 0, 1, 1, 2, 1], strides=[2, 1, 2])
+    yield one((1, 4, 7, 7), (6, 2, 3, 3), group=2, kernel_shape=[3, 3])
+    yield one((1, 4, 7, 7), (4, 1, 3, 3), group=4, pads=[1, 1, 1, 1])
+    yield one((1, 4, 7, 7), (8, 1, 3, 3), group=4, pads=[1, 1, 1, 1])
+    yield one((1, 2, 9, 9), (3, 2, 3, 3), strides=[2, 3], pads=[1, 2, 0, 1])
+    yield one((1, 2, 9, 9), (3, 2, 3, 2), dilations=[2, 3], pads=[2, 0, 2, 3])
+    yield one((1, 2, 5, 5), (3, 2, 1, 1))
+    for auto in ("SAME_UPPER", "SAME_LOWER", "VALID"):
+        yield one((1, 2, 8, 9), (3, 2, 3, 2), auto_pad=auto)
+        yield one((1, 2, 8, 9), (3, 2, 3, 2), auto_pad=auto, strides=[2, 2])
+        yield one((1, 2, 8, 9), (3, 2, 4, 4), auto_pad=auto, strides=[3, 3])
+        yield one((1, 2, 8), (3, 2, 3), auto_pad=auto, strides=[2])
+    yield one((1, 2, 8, 9), (3, 2, 3, 3), auto_pad="SAME_UPPER", dilations=[2, 2])
+    yield one((0, 2, 5, 5), (3, 2, 3, 3))
+    for dtype in (F64, F16, BF16):
+        yield sample(rand((1, 3, 7, 7), dtype), rand((4, 3, 3, 3), dtype), rand((4,), dtype), may=True)
+
+
+@rows("ConvTranspose")
+def _convtranspose(op, opset):
+    def one(x, w, bias=True, **attrs):
+        n = w[1] * attrs.get("group", 1)
+        b = (rand((n,), F32, "b"),) if bias else ()
+        return sample(rand(x, F32, "x"), rand(w, F32, "w"), *b, **attrs)
+
+    yield one((1, 3, 5), (3, 4, 3))
+    yield one((2, 3, 4, 5), (3, 4, 3, 3))
+    yield one((2, 3, 4, 5), (3, 4, 3, 3), bias=False, strides=[2, 2])
+    yield one((1, 3, 4, 5), (3, 2, 3, 2), strides=[2, 3], pads=[1, 0, 1, 1], output_padding=[1, 0])
+    yield one((1, 4, 4, 5), (4, 3, 3, 3), group=2, strides=[2, 2])
+    yield one((1, 4, 4, 5), (4, 1, 2, 2), group=4, strides=[2, 2])
+    yield one((1, 2, 4, 5), (2, 3, 3, 3), dilations=[2, 2])
+    yield one((1, 2, 3, 4, 4), (2, 2, 2, 3, 3), strides=[1, 2, 2])
+    yield one((1, 2, 4, 4), (2, 3, 2, 2), strides=[2, 2])
+    yield one((1, 2, 4, 4), (2, 3, 1, 1), strides=[2, 2], output_padding=[1, 1])
+    for auto in ("SAME_UPPER", "SAME_LOWER", "VALID"):
+        yield one((1, 2, 4, 5), (2, 3, 3, 3), auto_pad=auto, strides=[2, 2])
+        yield one((1, 2, 4, 5), (2, 3, 3, 3), auto_pad=auto)
+        yield one((1, 2, 4, 5), (2, 3, 4, 2), auto_pad=auto, strides=[3, 2])
+    yield one((1, 2, 4, 5), (2, 3, 3, 3), output_shape=[8, 10], strides=[2, 2])
+    yield one((1, 2, 4, 5), (2, 3, 3, 3), output_shape=[9, 9], strides=[2, 2])
+    yield one((1, 2, 4, 5), (2, 3, 3, 3), output_shape=[8, 10], strides=[2, 2], auto_pad="SAME_UPPER")
+    yield sample(rand((1, 3, 5, 5), F64), rand((3, 4, 3, 3), F64), may=True)
+
+
+@rows("Einsum")
+def _einsum(op, opset):
+    sizes = dict(zip("abcdijk", (2, 3, 4, 5, 2, 3, 4), strict=True))
+
+    def one(equation, *shapes):
+        terms = equation.partition("->")[0].replace(" ", "").split(",")
+        shapes = shapes or tuple(tuple(sizes[c] for c in t) for t in terms)
+        return sample(*(rand(s, F32, str(k)) for k, s in enumerate(shapes)), equation=equation)
+
+    for equation in (
+        "ij,jk->ik", "ij,jk", "ij->ji", "ij->", "ij->i", "abc,abd->acd", "ab,cd->abcd", "a,a->", "abc->cab", "abc->ac",
+        "abc,cd->abd", "ij , jk -> ik", "abcd,abd->acb", "ab,ab->ab", "ba,b->a", "ab,bc->ca",
+    ):  # fmt: skip
+        yield one(equation)
+    yield one("...ij,...jk->...ik", (5, 2, 3), (5, 3, 4))
+    yield one("...ij,jk->...ik", (2, 5, 2, 3), (3, 4))
+    yield one("i...->...", (2, 3, 4))
+    yield one("...i->...", (2, 3, 4))
+    yield one("ii->i", (3, 3))
+    yield one("ii->", (3, 3))
+    yield one("ij,jk,kl->il", (2, 3), (3, 4), (4, 5))
+    yield one("bii->bi", (2, 3, 3))
+    yield one("...ij,...ij->...", (4, 2, 3), (1, 2, 3))
+    yield sample(rand((2, 3), F64, "a"), rand((3, 4), F64, "b"), equation="ij,jk->ik")
+    yield sample(rand((2, 3), I64, "a"), rand((3, 4), I64, "b"), equation="ij,jk->ik", may=True)
+
+
+# --- windows -------------------------------------------------------------------------------------------------------
+def _pools(op: Op, opset: int, **more: object) -> Iterator[Sample]:
+    def one(shape, **attrs):
+        return sample(rand(shape), **attrs, **more)
+
+    yield one((1, 2, 9), kernel_shape=[3])
+    yield one((1, 2, 9, 8), kernel_shape=[3, 2])
+    yield one((2, 2, 5, 6, 7), kernel_shape=[2, 3, 2], strides=[1, 2, 2])
+    yield one((1, 2, 9, 8), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    yield one((1, 2, 9, 8), kernel_shape=[3, 3], strides=[2, 3], pads=[0, 1, 2, 1])
+    yield one((0, 2, 9, 8), kernel_shape=[3, 3])
+    for auto in ("SAME_UPPER", "SAME_LOWER", "VALID"):
+        yield one((1, 2, 9, 8), kernel_shape=[3, 2], auto_pad=auto)
+        yield one((1, 2, 9, 8), kernel_shape=[3, 3], auto_pad=auto, strides=[2, 2])
+        yield one((1, 2, 5, 5), kernel_shape=[2, 2], auto_pad=auto, strides=[3, 3])
+    if opset >= 10:
+        for shape, kernel, strides, pads in (
+            ((1, 1, 4, 4), [3, 3], [2, 2], [0, 0, 0, 0]), ((1, 1, 9, 8), [3, 3], [2, 2], [1, 1, 1, 1]),
+            ((1, 1, 5, 5), [3, 3], [3, 3], [1, 1, 1, 1]), ((1, 1, 2, 2), [3, 3], [2, 2], [1, 1, 1, 1]),
+            ((1, 1, 10, 7), [2, 3], [3, 2], [0, 1, 1, 0]), ((1, 1, 3, 3), [1, 1], [2, 2], [0, 0, 0, 0]),
+        ):  # fmt: skip
+            yield one(shape, kernel_shape=kernel, strides=strides, pads=pads, ceil_mode=1)
+        yield one((1, 2, 9, 8), kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER", ceil_mode=1)
+    if opset >= 10 and (op.name == "MaxPool" or opset >= 19):
+        yield one((1, 2, 9, 8), kernel_shape=[2, 3], dilations=[2, 2])
+        yield one((1, 2, 9, 8), kernel_shape=[2, 2], dilations=[3, 2], pads=[1, 1, 2, 0], strides=[2, 2])
+        yield one((1, 2, 9, 8), kernel_shape=[2, 2], dilations=[3, 2], strides=[2, 2], ceil_mode=1)
+
+
+@rows("MaxPool")
+def _maxpool(op, opset):
+    yield from _pools(op, opset)
+    for dtype in (F64, F16, I8, U8):
+        yield sample(rand((1, 2, 6, 6), dtype), kernel_shape=[2, 2], may=True)
+        yield sample(rand((1, 2, 6, 6), dtype), kernel_shape=[3, 3], pads=[1, 1, 1, 1], may=True)
+    yield sample(rand((1, 2, 6, 6)), kernel_shape=[2, 2], outputs=2)
+    for at in (0, 3, 8):
+        x = rand((1, 1, 3, 3))
+        x.flat[at] = np.nan
+        yield sample(x, kernel_shape=[3, 3])
+        yield sample(x, kernel_shape=[2, 2])
+    yield sample(np.full((1, 1, 3, 3), -np.inf, F32), kernel_shape=[2, 2])
+
+
+@rows("AveragePool")
+def _averagepool(op, opset):
+    yield from _pools(op, opset)
+    yield from _pools(op, opset, count_include_pad=1)
+    for dtype in (F64, F16):
+        yield sample(rand((1, 2, 6, 6), dtype), kernel_shape=[2, 2], may=True)
+
+
+@rows("LpPool")
+def _lppool(op, opset):
+    for s in _pools(op, min(opset, 9) if opset < 18 else opset, p=2):
+        yield s
+    yield sample(rand((1, 2, 6, 6)), kernel_shape=[2, 2], p=1)
+    yield sample(rand((1, 2, 6, 6)), kernel_shape=[2, 2], p=3)
+
+
+@rows("GlobalLpPool")
+def _globallppool(op, opset):
+    for p in (1, 2, 3):
+        yield sample(rand((2, 3, 4, 5)), p=p)
+    yield sample(rand((2, 3, 7)))
+
+
+@rows("GlobalAveragePool", "GlobalMaxPool")
+def _global(op, opset):
+    for shape in ((2, 3, 5), (2, 3, 4, 5), (1, 2, 3, 4, 5), (0, 3, 4, 4), (1, 2, 1, 1)):
+        yield sample(rand(shape))
+    for dtype in (F64, F16):
+        yield sample(rand((1, 2, 3, 3), dtype), may=True)
+
+
+@rows("LRN")
+def _lrn(op, opset):
+    for size in (1, 3, 5):
+        yield sample(rand((2, 7, 3, 4)), size=size)
+        yield sample(rand((2, 7, 3, 4)), size=size, alpha=0.9, beta=0.5, bias=2.0)
+    yield sample(rand((2, 7, 3, 4)), size=4, may=True)
+    yield sample(rand((2, 3, 3, 4)), size=9)
+    yield sample(rand((1, 2, 2, 2), F64), size=3, may=True)
+
+
+# --- formulas ------------------------------------------------------------------------------------------------------
+@rows("Softmax", "LogSoftmax", "Hardmax")
+def _softmax(op, opset):
+    for shape in ((5,), (2, 3), (2, 3, 4)):
+        for axis in range(-len(shape) if opset >= 11 else 0, len(shape)):
+            yield sample(rand(shape), axis=axis)
+        if len(shape) > 1 or opset >= 13:
+            yield sample(rand(shape))
+    yield sample(rand((0, 3)), axis=1)
+    yield sample(rand((3, 0)), axis=1, may=True)
+    yield sample(np.array([[1000.0, 1000.0, -1000.0]], F32), axis=1)
+    yield sample(np.array([[np.nan, 1, 2], [-np.inf, 1, 2], [np.inf, 1, 2], [-np.inf, -np.inf, -np.inf]], F32), axis=1, may=op.name == "Hardmax")
+    for dtype in (F64, F16, BF16):
+        yield sample(rand((2, 5), dtype), axis=1, may=True)
+
+
+@rows("BatchNormalization")
+def _batchnorm(op, opset):
+    for shape in ((2, 3), (2, 3, 4), (2, 3, 4, 5), (1, 3, 2, 3, 2), (0, 3, 2)):
+        v = [rand((3,), F32, s, 0.5 if s == "v" else -1, 2) for s in "sbmv"]
+        yield sample(rand(shape), *v)
+        yield sample(rand(shape), *v, epsilon=0.1, momentum=0.5)
+    for dtype in (F64, F16):
+        yield sample(rand((2, 3, 4), dtype), *(rand((3,), dtype, s, 0.5, 2) for s in "sbmv"), may=True)
+    if opset >= 15:
+        yield sample(rand((2, 3, 4), F16), *(rand((3,), F32, s, 0.5, 2) for s in "sbmv"), may=True)
+
+
+@rows("InstanceNormalization")
+def _instancenorm(op, opset):
+    for shape in ((2, 3, 5), (2, 3, 4, 5)):
+        yield sample(rand(shape), rand((3,), F32, "s"), rand((3,), F32, "b"))
+        yield sample(rand(shape), rand((3,), F32, "s"), rand((3,), F32, "b"), epsilon=0.1)
+    yield sample(rand((2, 3, 5), F16), rand((3,), F16, "s"), rand((3,), F16, "b"), may=True)
+
+
+@rows("GroupNormalization")
+def _groupnorm(op, opset):
+    for groups in (1, 2, 4):
+        n = groups if opset < 21 else 4
+        yield sample(rand((2, 4, 3, 3)), rand((n,), F32, "s"), rand((n,), F32, "b"), num_groups=groups)
+        yield sample(rand((2, 4, 5)), rand((n,), F32, "s"), rand((n,), F32, "b"), num_groups=groups, epsilon=0.1)
+    yield sample(rand((2, 4, 5), F16), rand((2 if opset < 21 else 4,), F16, "s"), rand((2 if opset < 21 else 4,), F16, "b"), num_groups=2, may=True)
+
+
+@rows("LayerNormalization")
+def _layernorm(op, opset):
+    for shape, axis in (((2, 5), -1), ((2, 3, 4), 1), ((2, 3, 4), -1), ((2, 3, 4), 0), ((2, 3, 4), -2), ((0, 4), -1)):
+        tail = shape[axis:]
+        yield sample(rand(shape), rand(tail, F32, "s"), rand(tail, F32, "b"), axis=axis)
+        yield sample(rand(shape), rand(tail, F32, "s"), axis=axis, epsilon=0.1)
+    yield sample(rand((2, 5)), rand((5,), F32, "s"), rand((5,), F32, "b"), outputs=2)
+    yield sample(rand((2, 5)), rand((5,), F32, "s"), rand((5,), F32, "b"), outputs=3)
+    for dtype in (F64, F16, BF16):
+        yield sample(rand((2, 5), dtype), rand((5,), dtype, "s"), rand((5,), dtype, "b"), may=True)
+
+
+@rows("RMSNormalization")
+def _rmsnorm(op, opset):
+    for shape, axis in (((2, 5), -1), ((2, 3, 4), 1), ((2, 3, 4), -1)):
+        yield sample(rand(shape), rand(shape[axis:], F32, "s"), axis=axis)
+        yield sample(rand(shape), rand(shape[axis:], F32, "s"), axis=axis, epsilon=0.1)
+    for dtype in (F64, F16):
+        yield sample(rand((2, 5), dtype), rand((5,), dtype, "s"), may=True)
+
+
+@rows("LpNormalization")
+def _lpnorm(op, opset):
+    for p in (1, 2):
+        yield sample(rand((2, 5)), p=p)
+        for axis in (0, 1, 2, -1):
+            yield sample(rand((2, 3, 4)), p=p, axis=axis)
+    yield sample(np.zeros((2, 3), F32), may=True)
+    yield sample(rand((2, 5), F64), may=True)
+
+
+@rows("MeanVarianceNormalization")
+def _mvn(op, opset):
+    yield sample(rand((2, 3, 4, 5)))
+    yield sample(rand((2, 3, 4, 5)), axes=[0, 1, 2, 3])
+    yield sample(rand((2, 3, 4, 5)), axes=[2, 3])
