@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 
 from onnxfuse.config import Config, FusionConfig, FusionMode, PrepareConfig, VerifyConfig
@@ -23,16 +24,19 @@ def optimize(
     verify: bool = True,
     check: int = 1,
     seed: int = 0,
-    rtol: float | None = None,
-    atol: float | None = None,
+    rtol: float | Mapping[str, float] | None = None,
+    atol: float | Mapping[str, float] | None = None,
+    allow_mismatches: int | Mapping[str, int] = 0,
+    input_data: str | Sequence[str] | None = None,
     test_input_shape: Mapping[str, tuple[int, ...]] | None = None,
-    input_data: str | None = None,
+    val_range: Mapping[str, tuple[float, float]] | None = None,
     overwrite_input_shape: Mapping[str, tuple[int | str, ...]] | None = None,
     dim_param: Mapping[str, int] | None = None,
     save_as_external_data: bool = False,
     skip_optimization: frozenset[str] | set[str] = frozenset(),
     skip_fusion_patterns: frozenset[str] | set[str] = frozenset(),
     keep: frozenset[str] | set[str] = frozenset(),
+    custom_op_library: Sequence[str | PathLike[str]] = (),
     strict: bool = False,
     trace: Trace | None = None,
     progress: Callable[[str], None] | None = None,
@@ -47,16 +51,19 @@ def optimize(
         verify: compare with onnxruntime at ORT_DISABLE_ALL, with and without the library.
         check: random input sets per sampled shape.
         seed: of the random inputs.
-        rtol: relative tolerance; None = by element type.
-        atol: absolute tolerance; None = by element type.
+        rtol: relative tolerance, for all outputs or by output name; None = by element type.
+        atol: absolute tolerance, for all outputs or by output name; None = by element type.
+        allow_mismatches: elements of an output that may differ, for all outputs or by output name.
+        input_data: .npz, directory or test_data_set_* to check with instead of random inputs; name:file.npy, several.
         test_input_shape: shapes of the check's inputs, by name.
-        input_data: .npz, directory or test_data_set_* to check with instead of random inputs.
+        val_range: ranges of the check's random inputs, by name.
         overwrite_input_shape: fix input shapes, by name.
         dim_param: fix symbolic dimensions, by name.
         save_as_external_data: weights beside the model even below 2 GB.
         skip_optimization: names of passes to leave out.
         skip_fusion_patterns: rule codes to switch off.
         keep: names of nodes that stay alone.
+        custom_op_library: libraries of the custom ops the model itself uses, for the check.
         strict: fail where something cannot be compiled.
         trace: hook that sees the result of every stage.
         progress: called with the name of every stage as it starts.
@@ -70,14 +77,27 @@ def optimize(
     fusion = FusionConfig(
         mode=FusionMode(fusion_mode),
         max_nodes=FusionConfig().max_nodes if max_fusion_size is None else max_fusion_size,
+        max_nodes_tvm=FusionConfig().max_nodes_tvm if max_fusion_size is None else max_fusion_size,
         skip=frozenset(skip_fusion_patterns),
         keep=frozenset(keep),
     )
-    shapes = dict(test_input_shape or {})
+    checks = VerifyConfig(
+        enabled=verify,
+        runs=check,
+        seed=seed,
+        rtol=None if isinstance(rtol, Mapping) else rtol,
+        atol=None if isinstance(atol, Mapping) else atol,
+        output_rtol=dict(rtol) if isinstance(rtol, Mapping) else {},
+        output_atol=dict(atol) if isinstance(atol, Mapping) else {},
+        allow_mismatches=dict(allow_mismatches) if isinstance(allow_mismatches, Mapping) else {"": allow_mismatches},
+        input_data=input_data if isinstance(input_data, str | None) else tuple(input_data),
+        test_shapes=dict(test_input_shape or {}),
+        val_ranges=dict(val_range or {}),
+    )
     config = Config(
         fusion=fusion,
         prepare=PrepareConfig(skip=frozenset(skip_optimization)),
-        verify=VerifyConfig(verify, check, seed, rtol, atol, input_data=input_data, test_shapes=shapes),
+        verify=checks,
         target=target_cpu,
         overwrite_input_shape=dict(overwrite_input_shape or {}),
         dim_params=dict(dim_param or {}),
@@ -87,5 +107,5 @@ def optimize(
     bundle = run(model, config, trace, progress)
     if verify:
         with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
-            verify_bundle(model, bundle, Path(folder), config)
+            verify_bundle(model, bundle, Path(folder), config, [Path(lib) for lib in custom_op_library])
     return bundle
