@@ -91,7 +91,7 @@ def emit(
     model.ir_version = max(source.model.ir_version, FUNCTIONS_IR)
     model.functions.extend([*source.model.functions, *functions])
     model.opset_import.extend(source.model.opset_import)
-    if functions:
+    if functions and DOMAIN not in source.graph.imports:
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     _metadata(model, source.model, groups, calls, library, mode, target, record or {})
     tensors = _fill_graph(model.graph, source.model.graph, graph, nodes)

@@ -2,8 +2,8 @@
 
 Known are (a) integer and bool elements that type inference has worked out (shape arithmetic; `facts`), and (b)
 whatever `evaluate` computes from constant inputs. Never folded: random ops, foreign domains, subgraphs, training mode,
-overridable initializers. A result may exceed the constants it frees by `fold_growth` bytes; the size is worked out
-before anything is evaluated, and a node whose size cannot be told is left alone. Every refusal leaves a note.
+overridable initializers, quantisation. A result may exceed the constants it frees by `fold_growth` bytes; the size is
+worked out before anything is evaluated, and a node whose size cannot be told is left alone. Every refusal leaves a note.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from onnxfuse.ir.expr import Lit
 from onnxfuse.ir.graph import ArrayConst, Constant, Foreign, Graph, Node, Value
 from onnxfuse.ir.types import TensorType, tensor
 
+# The runtime's integer kernels are found by these nodes around an op: folding one would make the model slower.
+QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 GENERATED = 64 * 1024  # bytes: what an op that only spreads or repeats its input may add; inside a kernel it is free
 
 Evaluate = Callable[[Node, Sequence[np.ndarray | None]], list[np.ndarray] | None]
@@ -93,7 +95,8 @@ def _from_facts(node: Node, facts: Facts) -> list[np.ndarray] | None:
 
 def _constant_inputs(node: Node, consts: Mapping[Value, Constant]) -> list[Value | None] | None:
     """The inputs when all of them are constants and the op is a function of them."""
-    foldable = not node.op.domain and not node.captures and node.op.name not in RANDOM - {"Dropout"}
+    never = node.op.name in QUANTISED or node.op.name in RANDOM - {"Dropout"}
+    foldable = not node.op.domain and not node.captures and not never
     if not foldable or not node.results or any(isinstance(a, Foreign) for a in node.attrs.values()):
         return None
     if in_training(node, consts) or any(v is not None and v not in consts for v in node.inputs):

@@ -228,6 +228,13 @@ def test_foreign_ops_and_bodies_are_not_folded():
     assert ops(simplified(made)) == ["Foo", "Add"]
 
 
+def test_quantised_weights_stay_quantised():
+    """onnxruntime finds its integer kernels by the pattern."""
+    made = model("f = DequantizeLinear(w, s) y = Add(x, f)")
+    made.graph.initializer.extend([initializer("w", np.ones(4, np.int8)), initializer("s", np.array(0.5, np.float32))])
+    assert ops(simplified(made)) == ["DequantizeLinear", "Add"]
+
+
 def test_a_calculator_that_declines_leaves_a_note():
     source = read(generator_model("Range"))
     made = model("a = Exp(w) y = Add(x, a)")
