@@ -3,7 +3,7 @@
 Known are (a) integer and bool elements that type inference has worked out (shape arithmetic; `facts`), and (b)
 whatever `evaluate` computes from constant inputs. Never folded: random ops, foreign domains, subgraphs, training mode,
 overridable initializers, quantisation. A result may exceed the constants it frees by `fold_growth` bytes; the size is
-worked out before anything is evaluated, and a node whose size cannot be told is left alone. Every refusal leaves a note.
+worked out before anything is evaluated; a node whose size cannot be told is left alone. Every refusal leaves a note.
 """
 
 from __future__ import annotations
