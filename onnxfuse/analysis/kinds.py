@@ -34,9 +34,10 @@ class Kinds:
     edges: Mapping[Value, Kind]
 
 
-def kinds(c: Compute) -> Kinds:
-    """Node kind and edge kinds of one Compute."""
-    found = loads(*c.roots)
+def kinds(c: Compute, found: list[Load] | None = None) -> Kinds:
+    """Node kind and edge kinds of one Compute; `found` are its loads, for callers that have them."""
+    if found is None:
+        found = c.loads
     if c.reduce is not None:
         node = _reduction_kind(c, c.reduce)
         return Kinds(node, {ld.source: node for ld in found})

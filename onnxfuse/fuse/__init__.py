@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import heapq
 
-from onnxfuse.analysis.kinds import kinds
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.dominators import PostDominators, post_dominators
 from onnxfuse.fuse.facts import Facts, facts
@@ -65,17 +64,17 @@ def _cap(config: FusionConfig) -> tuple[int, int]:
 
 def partition(loops: LoopGraph, known: Facts, owner: list[int], decisions: tuple[Decision, ...]) -> Partition:
     """The Partition in which items with the same `owner` run together."""
-    members: dict[int, list[Compute]] = {}
+    members: dict[int, list[int]] = {}
     for i, item in enumerate(known.items):
         if isinstance(item, Compute):
-            members.setdefault(owner[i], []).append(item)
+            members.setdefault(owner[i], []).append(i)
     live = set(known.needed)
     for v, readers in known.readers.items():
         home = owner[known.producer[v]]
         if any(owner[r] != home for r in readers):
             live.add(v)
     order = quotient_order(known, owner)
-    groups = tuple(_group(g, tuple(members[o]), live) for g, o in enumerate(o for o in order if o in members))
+    groups = tuple(_group(g, known, members[o], live) for g, o in enumerate(o for o in order if o in members))
     left = tuple(item for item in known.items if isinstance(item, Opaque))
     return Partition(loops, groups, left, decisions)
 
@@ -106,11 +105,11 @@ def quotient_order(known: Facts, owner: list[int]) -> list[int]:
     return order
 
 
-def _group(gid: int, members: tuple[Compute, ...], live: set[Value]) -> Group:
-    levels = [kinds(c).node for c in members]
-    hardest = max(levels, key=lambda k: k.level)
-    anchor = next((c for c, k in zip(members, levels, strict=True) if k is Kind.ANCHOR), None)
-    return make_group(gid, members, hardest, anchor, live)
+def _group(gid: int, known: Facts, items: list[int], live: set[Value]) -> Group:
+    members = tuple(c for i in items if isinstance(c := known.items[i], Compute))
+    found = [k for i in items if (k := known.node[i]) is not None]
+    anchor = next((c for c, k in zip(members, found, strict=True) if k is Kind.ANCHOR), None)
+    return make_group(gid, members, max(found, key=lambda k: k.level), anchor, live)
 
 
 def _record_a(known: Facts, growth: Growth, parent: int, v: int, owner: list[int], cap: int) -> Decision:

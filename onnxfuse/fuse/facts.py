@@ -13,7 +13,7 @@ from onnxfuse.analysis.rows import EXPENSIVE
 from onnxfuse.analysis.traffic import dearest, points, size
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.group import INJECTIVE, OPAQUE, RECOMPUTE
-from onnxfuse.ir.expr import Apply, axes_of, walk
+from onnxfuse.ir.expr import Apply, Load, axes_of, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, Item, LoopGraph, Opaque, results
 from onnxfuse.ir.op import Kind
@@ -27,15 +27,18 @@ REPEATS = 4096
 class Facts:
     """Parallel lists over items.
 
-    kind     level of Kind; a pinned Compute (user's --keep) counts as opaque
+    node     kind of every Compute, None for a node that stays
+    kind     its level; a node that stays, or a pinned Compute (user's --keep), counts as opaque
     succ     consumers, each once, in order; `label` the level of the edge to each
     extern   makes a graph output or a value captured by a subgraph
     flat     no reduction, and reads every value made here at its own point (or reads none)
     readers  of every value made here: the items that read it, in order
+    loads    loads of every Compute, by its value
     needed   values that must exist under their own name whatever is fused: graph outputs, captured values
     """
 
     items: tuple[Item, ...]
+    node: list[Kind | None]
     kind: list[int]
     succ: list[list[int]]
     label: list[list[int]]
@@ -44,6 +47,7 @@ class Facts:
     flat: list[bool]
     producer: dict[Value, int]
     readers: dict[Value, list[int]]
+    loads: dict[Value, list[Load]]
     needed: frozenset[Value]
 
     def name(self, i: int) -> str:
@@ -57,10 +61,11 @@ class Facts:
 
 def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
     """Number the live items of `loops` and classify their edges."""
-    items = live_items(loops)
+    items, loads = live_items(loops)
     needed = frozenset(loops.outputs) | captured(items)
     producer = {v: i for i, item in enumerate(items) for v in results(item)}
     n = len(items)
+    node: list[Kind | None] = [None] * n
     kind, pinned, flat = [OPAQUE] * n, [False] * n, [False] * n
     dear = [False] * n  # expensive to evaluate once, if fused with what is before
     succ: list[list[int]] = [[] for _ in range(n)]
@@ -73,7 +78,8 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
             reads = item.reads
             levels = {producer[v]: OPAQUE for v in reads if v in producer}
         else:
-            k = kinds(item)
+            k = kinds(item, loads[item.out])
+            node[i] = k.node
             reads = tuple(k.edges)
             pinned[i] = is_pinned(item, config.keep)
             kind[i] = OPAQUE if pinned[i] else k.node.level
@@ -83,7 +89,7 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
                 p = producer.get(v)
                 if p is not None:
                     level = kind[i] if node_edges or pinned[i] else edge.level
-                    if dear[p] and level <= INJECTIVE and repeats(item, v):
+                    if dear[p] and level <= INJECTIVE and repeats(item, v, loads[item.out]):
                         level = level if node_edges else RECOMPUTE
                     elif dear[p] and item.reduce is None:
                         dear[i] = True
@@ -95,13 +101,13 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
             succ[p].append(i)
             label[p].append(level)
     extern = [any(v in needed for v in results(item)) for item in items]
-    return Facts(items, kind, succ, label, extern, pinned, flat, producer, readers, needed)
+    return Facts(items, node, kind, succ, label, extern, pinned, flat, producer, readers, loads, needed)
 
 
-def repeats(c: Compute, v: Value) -> bool:
+def repeats(c: Compute, v: Value, loads: list[Load]) -> bool:
     """Fusing the producer of `v` into `c` would evaluate it REPEATS times more than once per element."""
     wide = {a for a in c.axes if a.extent != 1}
-    for ld in c.loads:
+    for ld in loads:
         if ld.source is not v:
             continue
         missing = wide - axes_of(*ld.index)
@@ -121,13 +127,18 @@ def captured(items: tuple[Item, ...]) -> frozenset[Value]:
     return frozenset(v for item in items if isinstance(item, Opaque) for v in item.node.captures)
 
 
-def live_items(loops: LoopGraph) -> tuple[Item, ...]:
-    """All nodes that stay, and the Computes something needs."""
+def live_items(loops: LoopGraph) -> tuple[tuple[Item, ...], dict[Value, list[Load]]]:
+    """All nodes that stay and the Computes something needs; loads of the latter."""
     wanted = set(loops.outputs)
     out: list[Item] = []
+    loads: dict[Value, list[Load]] = {}
     for item in reversed(loops.items):
-        if isinstance(item, Compute) and item.out not in wanted:
+        if isinstance(item, Opaque):
+            wanted.update(item.reads)
+        elif item.out in wanted:
+            found = loads[item.out] = item.loads
+            wanted.update(ld.source for ld in found)
+        else:
             continue
-        wanted.update(item.reads)
         out.append(item)
-    return tuple(reversed(out))
+    return tuple(reversed(out)), loads

@@ -49,7 +49,6 @@ class Merger:
         self.order: list[int] = list(order)
         self.place: dict[int, int] = {o: k for k, o in enumerate(order)}
         self.bytes: dict[Value, int] = {}
-        self.loads: dict[Value, list[Load]] = {}
         self.splits = 0
         self.records: dict[tuple[Value, int], Decision] = {}
         self.refused: dict[tuple[int, int], tuple[int, int]] = {}
@@ -107,7 +106,7 @@ class Merger:
             if isinstance(item, Opaque):
                 opaque = True
                 continue
-            reads.update(item.reads)
+            reads.update(ld.source for ld in self.known.loads[item.out])
             makes.add(item.out)
             reduces += item.reduce is not None
             anchors += self.known.kind[i] == ANCHOR
@@ -122,10 +121,7 @@ class Merger:
         return known
 
     def _loads(self, c: Compute) -> list[Load]:
-        known = self.loads.get(c.out)
-        if known is None:
-            known = self.loads[c.out] = c.loads
-        return known
+        return self.known.loads[c.out]
 
     def _computes(self, items: list[int]) -> list[Compute]:
         return [c for i in items if isinstance(c := self.known.items[i], Compute)]

@@ -240,6 +240,41 @@ def test_just_below_the_limit_or_switched_off_it_fuses(build, config: FusionConf
     assert len(fuse(build(), config).groups) == groups
 
 
+def test_a_transposed_operand_is_read_by_the_contraction_itself() -> None:
+    g = Build((8, 8))
+    loops = g.outputs(g.E("relu", g.C("mm", g.I("ta", g.input("a")), g.I("tb", g.input("b")))))
+    p = fuse(loops, FULL)
+    assert names(p) == "ta+tb+mm+relu"
+    assert p.groups[0].anchor is not None
+    assert [v.name for v in p.groups[0].reads] == ["a", "b"]
+    assert split(loops, EDGES) == "ta | tb | mm+relu"
+
+
+def prologues() -> list[tuple[LoopGraph, str]]:
+    out = []
+    g = Build()
+    out.append((g.outputs(g.C("mm", g.E("relu", g.input("x")))), "not a view"))
+    g = Build()
+    t = g.I("t", g.input("x"))
+    out.append((g.outputs(g.C("mm", t), t), "used elsewhere"))
+    g = Build()
+    out.append((g.outputs(g.E("add", g.C("mm", g.input("y")), g.I("t", g.input("x")))), "read by the epilogue"))
+    g = Build()
+    out.append((g.outputs(g.pool("pool", g.I("t", g.input("x")))), "not a plain contraction"))
+    g = Build()
+    out.append(
+        (g.outputs(g.C("mm", g.reshape("r", g.input("x", (4, 16)), (8, 8)))), "the composed index is not affine")
+    )
+    return out
+
+
+@pytest.mark.parametrize(("loops", "why"), prologues(), ids=[w for _, w in prologues()])
+def test_no_other_prologue_is_taken(loops: LoopGraph, why: str) -> None:
+    p = fuse(loops, FULL)
+    assert len(p.groups) == 2
+    assert [(d.code, d.numbers) for d in p.decisions if d.stage == "B"] == [("NF_PROLOGUE", (("why", why),))]
+
+
 def test_a_cycle_through_a_node_that_stays_is_refused() -> None:
     g = Build((4, 8))
     a = g.E("a", g.input("x"))
