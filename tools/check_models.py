@@ -35,7 +35,7 @@ CNN_OPS = frozenset({
 # Ops that ask for a shape only: what they give is not an activation any more.
 SHAPE_OPS = frozenset({"Shape", "Size"})
 
-LARGE = 50_000_000  # bytes of a model from which memory is told in multiples of its size
+LARGE = 20_000_000  # bytes of a model from which memory is told in multiples of its size
 
 SMALL_CASES: dict[str, tuple[Shapes, ...]] = {
     "conv_add_relu": ({"data": (1, 3, 32, 32)},),
