@@ -25,6 +25,7 @@ PTR = ll.PointerType()
 VOID = ll.VoidType()
 
 Index: TypeAlias = int | ll.Value
+NOWHERE = 128  # bytes: sixteen lanes of eight bytes
 # For annotations in templates, which never import llvmlite themselves.
 Reg: TypeAlias = ll.Value
 Type: TypeAlias = ll.Type
@@ -193,12 +194,12 @@ class Builder:
             return opaque
 
     def nowhere(self) -> ll.Value:
-        """Address of 16 readable zero bytes: where loads that must not happen are sent."""
+        """Address of NOWHERE readable zero bytes: where loads that must not happen are sent."""
         if self._nowhere is None:
             with self.ir.goto_entry_block():
-                self._nowhere = self.ir.alloca(I64, size=ll.Constant(I64, 2))
-                self._nowhere.align = 16
-                for k in range(2):
+                self._nowhere = self.ir.alloca(I64, size=ll.Constant(I64, NOWHERE // 8))
+                self._nowhere.align = 64
+                for k in range(NOWHERE // 8):
                     at = self.ir.gep(self._nowhere, [ll.Constant(I64, k)], source_etype=I64)
                     self.ir.store(ll.Constant(I64, 0), at)
         return self._nowhere

@@ -12,11 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 from llvmlite import ir
 
-from onnxfuse.codegen.build import I8, I64, PTR, Builder, Index, is_vector, lanes_of, mem_type, reg_type, vec
+from onnxfuse.codegen.build import (
+    F64,
+    I8,
+    I64,
+    NOWHERE,
+    PTR,
+    Builder,
+    Index,
+    is_vector,
+    lanes_of,
+    mem_type,
+    reg_type,
+    vec,
+)
 from onnxfuse.codegen.prims import lower
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Acc, Apply, Expr, Lit, Load, Sym, Var, apply, children, i64, sym, syms_of, var, walk
@@ -269,6 +283,7 @@ def _guarded(env: Env, e: Expr) -> bool:
     return memo[e]
 
 
+@lru_cache(maxsize=4096)
 def in_range(e: Load) -> bool:
     """Every index of the load is provably within the shape of its source."""
     shape = e.source.tensor.shape
@@ -302,6 +317,7 @@ def _stride_expr(env: Env, s: Stride) -> Expr:
     return name
 
 
+@lru_cache(maxsize=4096)
 def flat_index(index: tuple[Expr, ...], strides: tuple[Expr, ...]) -> Expr:
     """Offset in elements, in normal form, with (x//c)*c + x%c put together again."""
     total: Expr = i64(0)
@@ -342,6 +358,7 @@ def _join(p: Poly, mono: tuple[Expr, ...], coeff: int) -> Poly | None:
     return None
 
 
+@lru_cache(maxsize=4096)
 def affine(flat: Expr, v: Var) -> tuple[Expr, Expr] | None:
     """`flat` as (rest, step) with flat = rest + step * v and neither depending on v; None if it is not affine."""
     rest: Poly = {}
@@ -534,6 +551,10 @@ def _load_run(
     """Consecutive elements, forwards or backwards."""
     first = _lane0(build, env, rest, step)
     at = build.offset(buffer.ptr, first if step == 1 else build.sub(first, env.lanes - 1), typ)
+    if guard is not None and not is_vector(guard) and env.mask is None and env.lanes * _width(typ) <= NOWHERE:
+        # All lanes or none: cheaper than a mask.
+        out = build.load(build.ir.select(guard, at, build.nowhere()), typ, env.lanes)
+        return out if step == 1 else build.reverse(out)
     mask = _both(build, guard, env.mask)
     if mask is None:
         out = build.load(at, typ, env.lanes, invariant=buffer.invariant)
@@ -542,6 +563,11 @@ def _load_run(
     if step == 1:
         return build.masked_load(at, typ, mask)
     return build.reverse(build.masked_load(at, typ, build.reverse(mask)))
+
+
+def _width(typ: ir.Type) -> int:
+    """Bytes of an element."""
+    return int(typ.width) // 8 if isinstance(typ, ir.IntType) else 8 if typ == F64 else 4
 
 
 def _load_even(build: Builder, env: Env, buffer: Buffer, rest: ir.Value, typ: ir.Type) -> ir.Value:

@@ -50,7 +50,7 @@ MAX_TASKS = 64  # enough to balance any core count we meet; a task costs about a
 GRAIN = 24 * 1024  # bytes (or as many add-like operations per 4 bytes) worth a task
 BLOCK = 8192  # elements of the vector axis in one unit
 STACK = 64 * 1024  # bytes of private buffers that may live on the stack
-ROW = "row"
+ROW = "(row)"  # Schedule.vector of shape `row`: not a name an axis may have
 
 
 # ---- tidying the nest ----

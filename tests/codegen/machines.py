@@ -44,7 +44,10 @@ class Scrap:
         return out
 
 
-def lower_all(target: Target, pieces: dict[str, tuple[Sequence[DType], DType, int, Emit]]) -> Scrap:
+Pieces = dict[str, tuple[Sequence[DType], DType, int, Emit]]
+
+
+def lower_all(target: Target, pieces: Pieces, run: bool = True) -> Scrap | None:
     """Compile pieces {name: (argument dtypes, result dtype, lanes, emit)}; lengths must be multiples of lanes.
 
     Compiling refuses objects with undefined symbols: no libm, no compiler runtime.
@@ -62,7 +65,7 @@ def lower_all(target: Target, pieces: dict[str, tuple[Sequence[DType], DType, in
             build.store(out, build.offset(fn.args[len(srcs)], i, mem_type(dst)))
     data = compile_module(str(build.module), target).data
     assert undefined(data) == []
-    return Scrap(load_object(data, target))
+    return Scrap(load_object(data, target)) if run else None
 
 
 def undefined(data: bytes) -> list[str]:

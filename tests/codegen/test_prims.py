@@ -12,7 +12,7 @@ from onnxfuse.codegen.prims import LOWER, lower
 from onnxfuse.ir import interp
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.prims import PRIMS
-from onnxfuse.target import Target
+from onnxfuse.target import TARGETS, Target
 from tests.codegen.machines import MACHINES, Scrap, lower_all
 
 FLOATS = (DType.F32, DType.F64)
@@ -187,3 +187,21 @@ def test_rounding_to_half_is_to_nearest_even(target, half):
     x = np.arange(0, 1 << 32, step, dtype=np.uint64)[: (1 << 32) // step // 8 * 8].astype(np.uint32).view(np.float32)
     with np.errstate(all="ignore"):
         same_bits(casts(target)(f"f32.{half}.8", [x], half), x.astype(half.numpy))
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.name != "x86-64-v2"], ids=lambda t: t.name)
+def test_no_target_needs_a_library_call(target):
+    """Compile only: this host need not run it. `lower_all` refuses undefined symbols."""
+    pieces = {}
+    for name in PRIMS:
+        for dtype in (DType.F32, DType.F64) if name in vecmath.UNARY or name == "pow" else dtypes_of(name):
+            if name in ("cast", "where"):
+                continue
+            dst = DType.BOOL if PRIMS[name].rule in ("bool", "logic") else dtype
+            emit = lambda b, regs, name=name, dtype=dtype, dst=dst: lower(b, name, regs, dtype, dst)  # noqa: E731
+            pieces[f"{name}.{dtype}"] = ([dtype] * PRIMS[name].arity, dst, target.lanes(dtype.compute.bytes), emit)
+    for src in ALL:
+        for dst in ALL:
+            emit = lambda b, regs, src=src, dst=dst: lower(b, "cast", regs, src, dst)  # noqa: E731
+            pieces[f"{src}.{dst}"] = ([src], dst, 8, emit)
+    assert lower_all(target, pieces, run=False) is None
