@@ -15,7 +15,7 @@ from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.group import INJECTIVE, OPAQUE, RECOMPUTE
 from onnxfuse.ir.expr import Apply, Load, axes_of, walk
 from onnxfuse.ir.graph import Value
-from onnxfuse.ir.loops import Compute, Item, LoopGraph, Opaque, results
+from onnxfuse.ir.loops import Compute, Item, LoopGraph, Opaque, depends, results
 from onnxfuse.ir.op import Kind
 
 # Extra evaluations of an expensive primitive from which a separate kernel is cheaper: a launch is about 1 us, some
@@ -94,6 +94,10 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
                     elif dear[p] and item.reduce is None:
                         dear[i] = True
                     levels[p] = max(levels.get(p, 0), level)
+            # Operands no code loads only order the two; nothing fuses across such an edge.
+            operands = tuple(v for v in depends(item) if v not in k.edges)
+            levels.update({producer[v]: OPAQUE for v in operands if v in producer})
+            reads = (*reads, *operands)
         for v in reads:
             if v in producer:
                 readers.setdefault(v, []).append(i)
@@ -136,8 +140,8 @@ def live_items(loops: LoopGraph) -> tuple[tuple[Item, ...], dict[Value, list[Loa
         if isinstance(item, Opaque):
             wanted.update(item.reads)
         elif item.out in wanted:
-            found = loads[item.out] = item.loads
-            wanted.update(ld.source for ld in found)
+            loads[item.out] = item.loads
+            wanted.update(depends(item))
         else:
             continue
         out.append(item)

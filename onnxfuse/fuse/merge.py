@@ -24,7 +24,7 @@ from onnxfuse.fuse.group import ANCHOR
 from onnxfuse.fuse.rules import Cluster, No, Pair, first_refusal
 from onnxfuse.ir.expr import Load, Var
 from onnxfuse.ir.graph import Value
-from onnxfuse.ir.loops import Compute, Opaque
+from onnxfuse.ir.loops import Compute, Opaque, depends
 from onnxfuse.ir.partition import Decision, Number, Relation, Verdict
 
 FUSED = "FUSED"
@@ -258,7 +258,7 @@ class Merger:
             part.version = b.version + 1
             for i in part.items:
                 after = {self.find(self.home[c]) for c in self.known.succ[i]}
-                made = (self.known.producer.get(v) for v in self.known.items[i].reads)
+                made = (self.known.producer.get(v) for v in depends(self.known.items[i]))
                 before = {self.find(self.home[p]) for p in made if p is not None}
                 for w in after - {part.id}:
                     self.succ[part.id].add(w)

@@ -137,3 +137,14 @@ class LoopGraph:
 def results(item: Item) -> tuple[Value, ...]:
     """Values an item makes."""
     return (item.out,) if isinstance(item, Compute) else item.node.results
+
+
+def depends(item: Item) -> tuple[Value, ...]:
+    """Values that must exist before an item can run, each once.
+
+    For a Compute also what its node reads but no code loads (the target of a Reshape whose elements are known as
+    dimensions): the function body needs it, so the group that holds the node takes it as an input.
+    """
+    if isinstance(item, Opaque):
+        return item.reads
+    return tuple(dict.fromkeys((*item.reads, *item.node.reads)))
