@@ -25,7 +25,7 @@ from onnxfuse.analysis.kinds import same_extent
 from onnxfuse.analysis.maps import inline_loads
 from onnxfuse.analysis.traffic import dearest, point_cost
 from onnxfuse.errors import Refusal
-from onnxfuse.ir.expr import Expr, Load, Var, axes_of, i64, loads
+from onnxfuse.ir.expr import Expr, Load, Var, axes_of, loads
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Compute
 from onnxfuse.ir.simplify import as_dim, bounds
@@ -256,7 +256,7 @@ def _within_row(r: _Read, classes: _Classes, want: set[Axis]) -> _Problem | None
     for ix, axis in zip(r.load.index, r.source.axes, strict=True):
         if _unit(axis) or classes.find(axis) in want:
             continue
-        if axes_of(ix) & outer:
+        if (ix.axis in outer) if isinstance(ix, Var) else axes_of(ix) & outer:
             why = f"{r.reader.out.name} reads {r.load} by an outer axis"
             return _Problem(r.source, Refusal("NF_NOT_ROW_LOCAL", why))
         if not _in_range(ix, axis):
@@ -298,11 +298,18 @@ def _buffers(
             continue
         if c.reduce is None and c.out not in from_row and point_cost(c.body) < EXPENSIVE:
             continue
-        total: Expr = i64(c.out.tensor.dtype.bytes)
-        for a in _private(c, axis_of):
-            total = total * a.extent
-        out.append((c.out, as_dim(total)))
+        out.append((c.out, _row_bytes(c, axis_of)))
     return tuple(out)
+
+
+def _row_bytes(c: Compute, axis_of: Mapping[Axis, Axis]) -> Dim:
+    known, unknown = c.out.tensor.dtype.bytes, None
+    for a in _private(c, axis_of):
+        if isinstance(a.extent, int):
+            known *= a.extent
+        else:
+            unknown = a.extent if unknown is None else unknown * a.extent
+    return known if unknown is None else as_dim(unknown * known)
 
 
 def _private(c: Compute, axis_of: Mapping[Axis, Axis]) -> list[Axis]:
