@@ -264,7 +264,10 @@ def _worker(job_file: str) -> int:
                     failures.append(f"{label} library at {case}: {_mismatch(out)}")
     if "with" in sessions and library is not None:
         fed = feeds(model, {k: tuple(v) for k, v in job["cases"][0].items()}, dtypes)
-        failures += _not_ours(path, ort.profile(path, fed, level=ort.Level.ALL, libraries=[library]))
+        try:
+            failures += _not_ours(path, ort.profile(path, fed, level=ort.Level.ALL, libraries=[library]))
+        except ort.ORT_ERRORS as error:
+            failures.append(f"profile: {error}"[:500])
     Path(job["answer"]).write_text(json.dumps({"failures": failures, "worst": worst}))
     return 0
 
