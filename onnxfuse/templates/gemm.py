@@ -35,7 +35,7 @@ from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import epilogue_cost, expected, points, pointwise_seconds
 from onnxfuse.templates.microkernel import Strides, Tile, micro_kernel, tile_for
-from onnxfuse.templates.packing import Line, decode, flat_of, pack_block, pack_transposed
+from onnxfuse.templates.packing import Line, decode, flat_of, pack_block, pack_taps, pack_transposed
 
 MIN_WORK = 8 * 1024  # products below which plain loops win (FUSION.md 3.4.7)
 TASK_WORK = 1 << 19  # products worth a task: about 10 us
@@ -75,6 +75,7 @@ class Design:
     nc: int
     mc: int
     ms: int
+    taps: int = 1  # blocks of K hold whole channels of so many taps
     shared: bool | None = False  # blocks of b are packed once, by phase 0 (None: known at run time)
 
     @property
@@ -169,7 +170,7 @@ class Gemm:
         d = _design(c, kernel, target)
         if schedule.tile:
             mr, nv, kc, nc = schedule.tile
-            d = replace(d, tile=replace(d.tile, mr=mr, nv=nv), kc=kc, nc=nc)
+            d = replace(d, tile=replace(d.tile, mr=mr, nv=nv), kc=max(1, kc // d.taps) * d.taps, nc=nc)
         d = replace(d, shared=_shares(build, d))
         packs = Access.CONST in (d.a, d.b)
         tiles = _emit_tiles(build, d)
@@ -216,14 +217,25 @@ def _design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     kc = 256 * 4 // c.acc.bytes
     in_place = b in (Access.CONST, Access.DIRECT)
     # A packed element of a is used nc times, one of b mc times; tiles at rest take mc * nc.
-    nc = 384 if in_place else 128 if a is Access.CONST else 256
+    nc = 384 if in_place else 96 if a is Access.CONST else 256
     nc = -(-nc * 4 // c.acc.bytes // tile.nr) * tile.nr
     ms = 96 // tile.mr * tile.mr
     mc = ms * (1 if in_place else 3 if a is Access.CONST else 4)
+    taps = _taps(c) if b is Access.ROWS else 1
+    kc = max(1, kc // taps) * taps
     if isinstance(c.depth, int):
         blocks = max(1, -(-c.depth // kc))
-        kc = max(1, -(-c.depth // blocks))
-    return Design(c, tile, a, b, kc, nc, mc, ms)
+        kc = max(1, -(-c.depth // taps // blocks)) * taps
+    return Design(c, tile, a, b, kc, nc, mc, ms, taps)
+
+
+def _taps(c: Contraction) -> int:
+    """Number of summed products per value of the first k axis, where it is known."""
+    inner = [a.extent for a in c.k[1:]]
+    total = 1
+    for extent in inner:
+        total *= extent if isinstance(extent, int) else 0
+    return max(1, total)
 
 
 def _is_const(e: Expr, c: Contraction, kernel: Kernel) -> bool:
@@ -322,12 +334,12 @@ def _split(build: Builder, env: Env, d: Design) -> _Split:
     worth = build.add(build.udiv(work, TASK_WORK), 1)
     points = build.mul(batch, nblocks)
     base = build.imax(points, 1)
-    wanted = build.imin(build.ceildiv(SPREAD, base), build.imin(worth, build.ceildiv(m, 2 * d.tile.mr)))
+    wanted = build.imin(build.udiv(SPREAD, base), build.imin(worth, build.ceildiv(m, 2 * d.tile.mr)))
     mc = _round_up(build, build.ceildiv(m, build.imax(wanted, 1)), d.tile.mr)
     mc = build.imax(build.imin(mc, d.mc), d.tile.mr)
     mblocks = build.ceildiv(m, mc)
     kblocks = build.imax(build.ceildiv(k, d.kc), 1)
-    kc = build.ceildiv(k, kblocks)
+    kc = build.mul(build.ceildiv(build.udiv(k, d.taps), kblocks), d.taps)
     units = build.mul(points, mblocks)
     tasks = build.imin(units, build.imin(worth, MAX_TASKS))
     shared: bool | Reg
@@ -422,7 +434,9 @@ def _emit_block_b(build: Builder, kernel: Kernel, d: Design) -> Function:
             pack_transposed(build, src, m.row, count, kc, dst, d.b_row, c.acc, d.tile.lanes)
         else:
             columns = Line(_own(c, "b"), n0, count)
-            pack_block(build, place, c.b, Line(c.k, k0, kc), columns, dst, d.b_row, d.tile.lanes)
+            depth = Line(c.k, k0, kc)
+            if not pack_taps(build, place, c.b, depth, columns, dst, d.b_row, d.tile.lanes):
+                pack_block(build, place, c.b, depth, columns, dst, d.b_row, d.tile.lanes)
     return fn
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.codegen.build import I32, I64, Builder, Index, Reg, Type, reg_type
 from onnxfuse.codegen.scalar_expr import Env, affine, emit_dim, emit_expr, flat_index, literal
@@ -109,6 +109,44 @@ def _run(build: Builder, env: Env, expr: Expr, x: Axis, x0: Index, length: Index
         mask = build.tail_mask(rest, lanes)
         here = env.at({x: build.i64(build.add(x0, whole))}).vector(x, lanes, mask)
         build.store(build.widen(emit_expr(build, here, expr), lanes), build.offset(dst, whole, typ))
+
+
+def pack_taps(
+    build: Builder, env: Env, expr: Expr, outer: Line, inner: Line, dst: Reg, stride: Index, lanes: int
+) -> bool:
+    """What pack_block does, for the rows (channel, taps) of a convolution; False (and no code) if it does not apply.
+
+    Which elements lie outside depends on the tap, never on the channel: for each tap and run the bounds are worked out
+    once and all channels are copied with them. `outer` must hold whole channels.
+    """
+    channel, *taps = outer.axes
+    x = inner.axes[-1]
+    copy = _as_copy(env, expr, x) if lanes > 1 and build.has("avx") else None
+    if copy is None or not taps or any(not isinstance(t.extent, int) for t in taps):
+        return False
+    split = affine(copy.base, var(channel))
+    if split is None or axes_of(split[1]) & {*outer.axes, *inner.axes}:
+        return False
+    if any(channel in axes_of(e) for e in (*copy.fixed, *(e for _, e in copy.bounds))):
+        return False
+    typ = reg_type(expr.dtype)
+    count = 1
+    for t in taps:
+        assert isinstance(t.extent, int)
+        count *= t.extent
+    first, channels = build.udiv(outer.start, count), build.udiv(outer.count, count)
+    plane = emit_expr(build, env.at(), split[1])
+    with build.loop(0, count, name="tap") as tap:
+        place = env.at({**decode(build, env, tuple(taps), tap), channel: build.i64(first)})
+        row = build.offset(dst, build.mul(tap, stride), typ)
+        with _segments(build, place, inner) as (here, _, x0, length, done):
+            run = _open_run(build, here, copy, x0, length, lanes)
+            start = build.offset(row, done, typ)
+            with build.loop(0, channels, name="ch") as ch, build.loop(0, length, lanes, name="v") as v:
+                src = replace(run, src=build.offset(run.src, build.mul(ch, plane), typ))
+                out = build.offset(start, build.add(v, build.mul(ch, build.mul(stride, count))), typ)
+                build.store(_masked(build, src, copy, v, lanes), out)
+    return True
 
 
 # ---- one load under affine guards ----
