@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from onnxfuse.emit.bundle import Staged, Written
     from onnxfuse.inspection import Inspection
     from onnxfuse.ir.plan import Plans
-    from onnxfuse.pipeline import Bundle
     from onnxfuse.trace import Trace
     from onnxfuse.verify.compare import Report
+    from onnxfuse.verify.facts import ModelFacts
 
 # typer's base class of usage errors has no public name of its own, and moved between versions.
 _FlagError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -200,17 +200,21 @@ def optimize(
     if output is not None:
         check_output(output, model)
     progress = _Progress(verbose)
-    with progress:
+    from onnxfuse.inspection import inspect as inspect_partition
+
+    with progress, contextlib.ExitStack() as stack:
         bundle = pipeline.optimize(model, config, _trace(model, progress), progress.starts)
-        with contextlib.ExitStack() as stack:
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-"))
-            with progress.step("write"):
-                where = output if output is not None and not dry_run else Path(scratch) / "model.onnx"
-                pair = stack.enter_context(bundle.staged(where))
-            with progress.step("verify"):
-                reports = _verify_pair(model, pair, config, custom_op_library or ()) if verify else ()
-            written = pair.publish() if output is not None and not dry_run else None
-    _print_result(model, bundle, written, reports, json)
+        found = inspect_partition(bundle.partition, bundle.plans)
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-"))
+        with progress.step("write"):
+            where = output if output is not None and not dry_run else Path(scratch) / "model.onnx"
+            pair = stack.enter_context(bundle.staged(where))
+        del bundle  # the weights are on disk: the sessions that follow need the memory
+        with progress.step("verify"):
+            reports = _verify_pair(model, pair, config, custom_op_library or ()) if verify else ()
+        result = _result(model, pair, found)
+        written = pair.publish() if output is not None and not dry_run else None
+    _print_result(result, written, reports, json)
 
 
 def _verify_pair(model: Path, pair: Staged, config: Config, custom_op_libraries: Sequence[Path]) -> tuple[Report, ...]:
@@ -233,32 +237,42 @@ def _verify_pair(model: Path, pair: Staged, config: Config, custom_op_libraries:
         raise
 
 
-def _print_result(
-    model: Path, bundle: Bundle, written: Written | None, reports: tuple[Report, ...], json: bool
-) -> None:
-    from onnxfuse.inspection import inspect as inspect_partition
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What there is to say about an `optimize`."""
+
+    model: Path
+    before: ModelFacts
+    after: ModelFacts
+    library: int | None  # bytes
+    found: Inspection
+
+
+def _result(model: Path, pair: Staged, found: Inspection) -> _Result:
     from onnxfuse.verify.facts import facts
 
-    before = facts(model)
-    after = facts(bundle.emission.model if written is None else written.model)
-    found = inspect_partition(bundle.partition, bundle.plans)
-    library = len(bundle.library.image) if bundle.library is not None else None
+    library = pair.library.stat().st_size if pair.library is not None else None
+    return _Result(model, facts(model), facts(pair.model), library, found)
+
+
+def _print_result(result: _Result, written: Written | None, reports: tuple[Report, ...], json: bool) -> None:
+    before, after = result.before, result.after
     if json:
         _print_json(
             {
-                "model": str(model),
+                "model": str(result.model),
                 "output": str(written.model) if written is not None else None,
                 "ops": {"before": before.ops, "after": after.ops},
-                "bytes_on_disk": {"before": before.bytes, "after": after.bytes, "library": library},
+                "bytes_on_disk": {"before": before.bytes, "after": after.bytes, "library": result.library},
                 "verified": [r.json() for r in reports],
-                **found.json(),
+                **result.found.json(),
             }
         )
         return
     from onnxfuse import report
 
-    sizes = report.Sizes(before.bytes, after.bytes, library)
-    report.show(report.summary(before.ops, after.ops, found, sizes))
+    sizes = report.Sizes(before.bytes, after.bytes, result.library)
+    report.show(report.summary(before.ops, after.ops, result.found, sizes))
     for r in reports:
         print(r.summary())
     if written is None:

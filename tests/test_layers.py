@@ -26,7 +26,7 @@ MAY = {
     "trace": {"ir"},
     "pipeline": ALL | {"inspection", "verify"},
     "api": ALL | {"pipeline", "verify"},
-    "verify": {"ir"},
+    "verify": {"ir", "frontend"},
     "report": {"ir", "inspection", "verify"},
     "inspection": {"ir", "analysis"},
     "cli": ALL | {"pipeline", "verify", "report", "runtime", "inspection"},

@@ -30,6 +30,7 @@ import onnx_ir
 from onnxfuse.emit.model import Emission, initializer
 from onnxfuse.errors import UsageError
 from onnxfuse.frontend.load import copy_fields
+from onnxfuse.frontend.protos import raw_bytes
 from onnxfuse.frontend.wire import varint
 
 LIBRARY_SUFFIX = ".so"
@@ -85,13 +86,17 @@ def _same_file(a: Path, b: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A bundle in its hidden directory, loadable from there. `emission` and `target` tell `publish` what to do."""
+    """A bundle in its hidden directory, loadable from there. Holds no weights: the caller may free them meanwhile.
+
+    target  where `publish` puts the model
+    used    data files the user's own tensors lie in
+    """
 
     model: Path
     library: Path | None
     data: Path | None
     target: Path
-    emission: Emission
+    used: frozenset[Path]
 
     def publish(self) -> Written:
         """Rename the files into place."""
@@ -104,7 +109,7 @@ class Staged:
             _sync_directory(self.target)
         except OSError as error:
             raise _unwritable(self.target, error) from error
-        for stale in old - {data} - _used_by(self.emission):
+        for stale in old - {data} - self.used:
             if stale.name.startswith(self.target.name):
                 stale.unlink(missing_ok=True)
         return Written(self.target, library, data)
@@ -134,7 +139,9 @@ def staged(
     except OSError as error:
         raise _unwritable(target, error) from error
     try:
-        yield _stage(emission, library, target, directory, outside)
+        pair = _stage(emission, library, target, directory, outside)
+        del emission, library, outside  # not kept alive by this generator
+        yield pair
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -156,7 +163,7 @@ def _stage(
             f.writelines(model_bytes(emission, outside, data.name if data is not None else ""))
     except OSError as error:
         raise _unwritable(target, error) from error
-    return Staged(model, beside, data, target, emission)
+    return Staged(model, beside, data, target, frozenset(_used_by(emission)))
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
@@ -217,7 +224,7 @@ def _write_data(path: Path, emission: Emission, slots: Mapping[str, _Slot]) -> s
     digest = hashlib.sha256()
     with _synced(path) as f:
         for name, slot in slots.items():
-            raw = emission.tensors[name].tobytes()
+            raw = raw_bytes(emission.tensors[name])
             pad = bytes(slot.offset - f.tell())
             for part in (pad, raw):
                 f.write(part)
@@ -286,7 +293,7 @@ def model_bytes(emission: Emission, outside: Mapping[str, _Slot], location: str)
     for piece in pieces:
         yield _key(_GRAPH_INITIALIZER) + varint(piece.size) + piece.head
         if piece.tensor is not None:
-            yield piece.tensor.tobytes()
+            yield raw_bytes(piece.tensor)
 
 
 def _piece(name: str, t: onnx_ir.TensorProtocol, slot: _Slot | None, location: str) -> _Piece:

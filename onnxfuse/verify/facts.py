@@ -12,10 +12,9 @@ from typing import Any
 
 import onnx
 import onnx_ir
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
 
-from onnxfuse.errors import UsageError
-from onnxfuse.verify.ort import Source, describe
+from onnxfuse.frontend.load import Loaded, load
+from onnxfuse.verify.ort import Source
 
 _DOMAIN = "onnxfuse"  # of custom nodes
 _PREFIX = "onnxfuse."  # of our metadata
@@ -43,28 +42,15 @@ def facts(source: Source) -> ModelFacts:
             Counter(_op(n.domain, n.op_type) for n in nodes) for nodes in (source.graph.all_nodes(), bodies)
         )
         return ModelFacts(dict(counts), dict(inner), source.opset_imports.get("", 0), None)
-    model = _parse(source)
+    loaded = load(source)
+    model = loaded.proto
     ops = _counts(model.graph.node)
     function_ops: Counter[str] = Counter()
     for function in model.functions:
         function_ops += _counts(function.node)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-    size = _file_bytes(Path(source), model) if isinstance(source, (str, os.PathLike)) else None
+    size = _file_bytes(loaded) if loaded.path is not None else None
     return ModelFacts(dict(ops), dict(function_ops), opset, size)
-
-
-def _parse(source: str | os.PathLike[str] | bytes | bytearray | onnx.ModelProto) -> onnx.ModelProto:
-    if isinstance(source, onnx.ModelProto):
-        return source
-    try:
-        if isinstance(source, (bytes, bytearray)):
-            return onnx.load_model_from_string(bytes(source))
-        return onnx.load(os.fspath(source), load_external_data=False)
-    except OSError as exc:
-        raise UsageError("E_NO_FILE", f"{describe(source)} cannot be read", str(exc.strerror)) from exc
-    except DecodeError as exc:
-        what = f"{describe(source)} is not an ONNX model, or a truncated one"
-        raise UsageError("E_PARSE", what, hint="was the file copied or downloaded completely?") from exc
 
 
 def _op(domain: str, op_type: str) -> str:
@@ -82,10 +68,11 @@ def _counts(nodes: object) -> Counter[str]:
     return out
 
 
-def _file_bytes(path: Path, model: onnx.ModelProto) -> int:
-    locations = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
-    files = [path, *(path.parent / name for name in locations)]
-    return sum(f.stat().st_size for f in files if f.is_file())
+def _file_bytes(loaded: Loaded) -> int:
+    """The model file and the data files beside it."""
+    data = (Path(t.path) for t in loaded.tensors.values() if isinstance(t, onnx_ir.ExternalTensor))
+    files = {p.resolve() for p in (loaded.path, *data) if p is not None}
+    return sum(f.stat().st_size for f in files)
 
 
 def recorded(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -93,7 +80,7 @@ def recorded(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
     The record in the metadata is taken as it is; without one the custom nodes and their function bodies are read.
     """
-    model = _parse(path)
+    model = load(path).proto
     meta = {p.key.removeprefix(_PREFIX): p.value for p in model.metadata_props if p.key.startswith(_PREFIX)}
     if "inspection" in meta:
         return dict(json.loads(meta["inspection"]))

@@ -38,8 +38,6 @@ def test_size_includes_external_data(tmp_path):
     proto.graph.initializer.append(numpy_helper.from_array(np.zeros(64, np.float32), "w"))
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
     assert facts(tmp_path / "m.onnx").bytes == sum(p.stat().st_size for p in tmp_path.iterdir())
-    (tmp_path / "m.data").unlink()
-    assert facts(tmp_path / "m.onnx").ops == {"Add": 1}
 
 
 def test_unreadable_files_are_the_callers_error(tmp_path):
