@@ -19,7 +19,7 @@ from onnxfuse.emit.functions import DOMAIN, Parts, function_proto, node_proto, w
 from onnxfuse.errors import IRError
 from onnxfuse.frontend.atomize import Atomized
 from onnxfuse.frontend.load import copy_fields
-from onnxfuse.frontend.protos import SparseConst, TensorConst
+from onnxfuse.frontend.protos import SparseConst, TensorConst, raw_bytes
 from onnxfuse.frontend.read import Source
 from onnxfuse.frontend.validate import check, skeleton
 from onnxfuse.ir.expr import Sym
@@ -58,7 +58,7 @@ def initializer(name: str, t: onnx_ir.TensorProtocol) -> onnx.TensorProto:
         if t.doc_string:
             proto.doc_string = t.doc_string
         proto.dims.extend(t.shape.numpy())
-        proto.raw_data = t.tobytes()
+        proto.raw_data = raw_bytes(t)
     else:
         proto.CopyFrom(onnx_ir.serde.serialize_tensor(t))
     proto.name = name

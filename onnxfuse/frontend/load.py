@@ -17,7 +17,7 @@ import onnx_ir
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from onnxfuse.errors import UsageError
-from onnxfuse.frontend.protos import all_graphs, domain_of, subgraphs
+from onnxfuse.frontend.protos import all_graphs, domain_of, raw_bytes, subgraphs
 from onnxfuse.frontend.wire import Found, scan
 
 ModelLike = str | os.PathLike[str] | bytes | bytearray | onnx.ModelProto | onnx_ir.Model
@@ -325,7 +325,7 @@ def _internalise(proto: onnx.TensorProto, places: _Places) -> None:
     """External data below the top level is small and rare: it moves into the model, so that paths do not matter."""
     if proto.data_location != onnx.TensorProto.EXTERNAL:
         return
-    data = _external(proto, places).tobytes()
+    data = raw_bytes(_external(proto, places))
     del proto.external_data[:]
     proto.ClearField("data_location")
     proto.raw_data = data

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir
 
+from onnxfuse.errors import UsageError
 from onnxfuse.ir.dtypes import DType
 
 AttributeType = onnx.AttributeProto
@@ -28,7 +29,31 @@ class TensorConst:
         return int(self.tensor.nbytes)
 
     def numpy(self) -> np.ndarray:
-        return self.tensor.numpy()
+        t = self.tensor
+        if not isinstance(t, onnx_ir.ExternalTensor):
+            return t.numpy()
+        if t.dtype.bitwidth < 8:
+            array = t.numpy()  # unpacked, so it does not need the file any more
+            t.release()
+            return array
+        return np.frombuffer(raw_bytes(t), t.dtype.numpy().newbyteorder("<")).reshape(t.shape.numpy())
+
+
+def raw_bytes(t: onnx_ir.TensorProtocol) -> bytes:
+    """The data as ONNX stores it. A tensor in a file is read and not mapped: every mapping holds a file open."""
+    if not isinstance(t, onnx_ir.ExternalTensor):
+        return t.tobytes()
+    with open(t.path, "rb") as f:
+        f.seek(t.offset or 0)
+        data = f.read(t.nbytes)
+    if len(data) != t.nbytes:
+        raise UsageError(
+            "E_EXTERNAL_SIZE",
+            f"data of tensor {t.name!r} is no longer complete",
+            f"{t.path}: {len(data)} bytes at offset {t.offset}, {t.nbytes} are needed",
+            "the file changed while it was in use",
+        )
+    return data
 
 
 @dataclass(frozen=True, slots=True, eq=False)

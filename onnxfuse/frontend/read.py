@@ -239,7 +239,8 @@ def attr_value(attr: onnx.AttributeProto) -> AttrValue:
         case kind.INT:
             return int(attr.i)
         case kind.STRING:
-            return _text(attr.s)
+            text = _text(attr.s)
+            return text if isinstance(text, str) else Foreign(attr)
         case kind.FLOATS:
             return tuple(float(f) for f in attr.floats)
         case kind.INTS:

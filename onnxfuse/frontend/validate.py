@@ -13,7 +13,7 @@ import onnx_ir
 from onnx import checker, defs, shape_inference
 
 from onnxfuse.errors import UsageError
-from onnxfuse.frontend.protos import all_graphs, domain_of, dtype_of, imports_of, subgraphs
+from onnxfuse.frontend.protos import all_graphs, domain_of, dtype_of, imports_of, raw_bytes, subgraphs
 from onnxfuse.ir.expr import sym
 from onnxfuse.ir.graph import fresh_name
 from onnxfuse.ir.types import Dim, TensorType, tensor
@@ -54,7 +54,7 @@ def skeleton(proto: onnx.ModelProto, tensors: Tensors) -> onnx.ModelProto:
 
 
 def _raw(t: onnx_ir.ExternalTensor) -> onnx.TensorProto:
-    return onnx.TensorProto(data_type=int(t.dtype), dims=list(t.shape.numpy()), raw_data=t.tobytes())
+    return onnx.TensorProto(data_type=int(t.dtype), dims=list(t.shape.numpy()), raw_data=raw_bytes(t))
 
 
 def check(small: onnx.ModelProto) -> None:

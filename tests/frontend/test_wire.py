@@ -52,6 +52,16 @@ def test_large_weights_stay_in_the_file(tmp_path):
         np.testing.assert_array_equal(source.tensors[t.name].numpy(), onnx.numpy_helper.to_array(t))
 
 
+def test_looking_at_weights_holds_no_file_open(tmp_path):
+    """A model has more weights than a process may have files open."""
+    source = read(saved(mixed(), tmp_path))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    held = [c.numpy() for c in source.graph.consts.values()]
+    emptied(tmp_path / "m.onnx").proto()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    assert len(held) == 5
+
+
 def test_a_path_and_its_bytes_give_the_same_model(tmp_path):
     path = saved(mixed(), tmp_path)
     assert emptied(path).proto() == emptied(path.read_bytes()).proto()
