@@ -164,3 +164,9 @@ def test_transposed(stride: int, pad: int, groups: int) -> None:
             ]
     want = full[:, :, pad : full.shape[2] - pad, pad : full.shape[3] - pad]
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_are_shared_or_not_by_the_run_time_size() -> None:
+    """Few pixels: phase 0 packs for all blocks of features; many pixels: each task packs its own."""
+    s = Setting([3, 3], [1, 1], [1, 1], ONE)
+    check(s.kernel(N, 70, [H, W], 300), s, [(1, 70, 14, 14), (1, 70, 9, 100), (0, 70, 14, 14), (2, 70, 3, 3)])
