@@ -7,10 +7,11 @@ output or to a node that stays) are left out before, so that every item has a re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from onnxfuse.analysis.kinds import kinds
 from onnxfuse.analysis.rows import EXPENSIVE
-from onnxfuse.analysis.traffic import dearest, points, size
+from onnxfuse.analysis.traffic import dearest, points, sample, size
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.group import INJECTIVE, OPAQUE, RECOMPUTE
 from onnxfuse.ir.expr import Apply, Load, axes_of, walk
@@ -109,14 +110,18 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
 
 
 def repeats(c: Compute, v: Value, loads: list[Load]) -> bool:
-    """Fusing the producer of `v` into `c` would evaluate it REPEATS times more than once per element."""
-    wide = {a for a in c.axes if a.extent != 1}
+    """Fusing the producer of `v` into `c` would evaluate it REPEATS times more than once per element.
+
+    Loops inside the last one its index depends on do not count: the value is the same there, and moves out of them.
+    """
     for ld in loads:
         if ld.source is not v:
             continue
-        missing = wide - axes_of(*ld.index)
+        used = axes_of(*ld.index)
         grows = any(isinstance(e, Apply) and e.prim.name == "floordiv" for e in walk(*ld.index))
-        if (missing or grows) and points(c) - size(v) >= REPEATS:
+        last = max((k for k, a in enumerate(c.axes) if a in used), default=-1)
+        times = points(c) if grows else prod(sample(a.extent) for a in c.axes[: last + 1])
+        if times - size(v) >= REPEATS:
             return True
     return False
 

@@ -412,6 +412,12 @@ def test_an_expensive_value_is_not_repeated_per_element() -> None:
     assert split(y, TVM) == "gate+mul"
 
 
+def test_an_expensive_value_that_is_constant_in_the_inner_loop_is_fused() -> None:
+    g = Build((64, 32, 32))
+    s = g.E("gate", g.input("s", (64, 1, 1)), prim="exp")
+    assert split(g.outputs(g.pointwise("mul", "mul", g.input("x"), s))) == "gate+mul"
+
+
 def swallowed_before() -> LoopGraph:
     """`add` is swallowed with the region of `w` before the anchor is looked at, and a transpose lies behind it."""
     g = Build()
