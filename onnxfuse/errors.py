@@ -6,7 +6,7 @@
 `CompileError` LLVM or the linker failed.
 `VerifyError`  the result does not agree with onnxruntime: exit code 2.
 
-Fields: `code` (stable API, listed by `onnxfuse rules`), `what` (names node and op), `why` (numbers), `hint` (what to do).
+Fields: `code` (stable API), `what` (names node and op), `why` (numbers), `hint` (what to do).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class UsageError(OnnxfuseError):
     """The caller can fix it: bad input, bad flag, invalid model."""
 
 
-class Unsupported(OnnxfuseError):
+class Unsupported(OnnxfuseError):  # noqa: N818 - a refusal, not a failure
     """We decline to compile something; the nodes stay as they are."""
 
     def refusal(self) -> Refusal:
