@@ -1,11 +1,14 @@
 """Run onnxfuse over all onnx.backend.test node cases.
 
-    python tools/conformance.py [--filter TEXT] [--limit N] [--jobs 2] [--json FILE] [--verbose]
+    python tools/conformance.py [--filter TEXT] [--limit N] [--freeze] [--jobs 2] [--json FILE] [--verbose]
 
 Each case runs in plain onnxruntime (ORT_DISABLE_ALL) first; then it is optimized and run without and with the library.
 A case that onnxruntime passes must still pass: agree with onnxruntime within the tolerances of `onnxfuse compare`, and
 with the case's expected data within the case's own. The report counts what ran compiled and why the rest was left.
 Exit 2 when a case fails that onnxruntime passes.
+
+Many cases feed axes, shapes or sizes at run time, which keeps their op uncompiled. `--freeze` turns every input but the
+first into an initializer, as exporters write them.
 
 Cases run in child processes, many in each; a case that kills or blocks its process is reported and the rest goes on.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -56,6 +60,8 @@ class Result:
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
     cases = _cases(args.filter, args.limit)
+    if args.freeze:
+        cases = [freeze(c) for c in cases]
     start = time.perf_counter()
     results = run_all(cases, args.jobs)
     print(report(results, args.verbose))
@@ -69,6 +75,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--filter", default="", help="only cases whose name contains this text")
     parser.add_argument("--limit", type=int, default=0, help="only the first N of them")
+    parser.add_argument("--freeze", action="store_true", help="inputs but the first become initializers")
     parser.add_argument("--jobs", type=int, default=2, help="child processes at a time")
     parser.add_argument("--json", help="write every case's result to this file")
     parser.add_argument(
@@ -82,6 +89,27 @@ def _cases(text: str, limit: int) -> list[TestCase]:
         warnings.simplefilter("ignore")  # the cases overflow on purpose
         found = [c for c in load_model_tests(kind="node") if text in c.name]
     return found[:limit] if limit else found
+
+
+def freeze(case: TestCase) -> TestCase:
+    """The case with every input but the first as an initializer; as it is where that cannot be said."""
+    if len(case.data_sets) != 1 or case.model.ir_version < 4:
+        return case
+    given, expected = case.data_sets[0]
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    fed: list[Any] = []
+    kept: list[onnx.ValueInfoProto] = []
+    for info, value in zip(model.graph.input, given, strict=False):
+        array = _value(value)
+        if kept and isinstance(array, np.ndarray) and info.type.HasField("tensor_type"):
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, info.name))
+            continue
+        kept.append(onnx.ValueInfoProto.FromString(info.SerializeToString()))
+        fed.append(value)
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return dataclasses.replace(case, model=model, data_sets=[(fed, expected)])
 
 
 # ---- children

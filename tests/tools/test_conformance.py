@@ -4,6 +4,7 @@ import os
 import time
 
 import conformance
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from onnx.backend.test.case.test_case import TestCase
@@ -81,3 +82,20 @@ def test_causes_are_grouped_without_numbers() -> None:
     assert a == b
     wrong = conformance.cause("with library: y: 3/8 differ, max abs 1", "Abs")
     assert wrong == "with library: wrong values or shapes, Abs"
+
+
+def test_freezing_turns_all_inputs_but_the_first_into_initializers() -> None:
+    infos = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3]),
+        helper.make_tensor_value_info("axes", 7, [1]),
+    ]
+    out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"])
+    model = helper.make_model(helper.make_graph([node], "g", infos, out))
+    x, axes = np.ones((2, 3), np.float32), np.asarray([1], np.int64)
+    before = TestCase("r", "r", None, None, model, [([x, axes], [x.sum(1, keepdims=True)])], "node", 1e-3, 1e-7)
+    after = conformance.freeze(before)
+    assert [i.name for i in after.model.graph.input] == ["x"]
+    assert [t.name for t in after.model.graph.initializer] == ["axes"]
+    assert len(after.data_sets[0][0]) == 1
+    assert len(before.model.graph.input) == 2
