@@ -462,7 +462,10 @@ def _candidates(kernel: Kernel, nest: Nest) -> list[tuple[Axis | None, bool]]:
 
 def _unroll(stages: Sequence[Step]) -> int:
     """Vectors per iteration: more for light bodies."""
-    ops = sum(e.prim.cost for s in stages for e in walk(*_nest_roots(s)) if isinstance(e, Apply))
+    costs = [e.prim.cost for s in stages for e in walk(*_nest_roots(s)) if isinstance(e, Apply)]
+    ops = sum(costs)
+    if max(costs, default=0) >= 12:  # a function: its constants fill the registers
+        return 2 if ops <= 24 else 1
     return 4 if ops <= 16 else 2 if ops <= 48 else 1
 
 
