@@ -82,7 +82,7 @@ def known_constants(consts: Mapping[Value, ArrayConst]) -> dict[Value, Known]:
 
 
 def _learn(node: Node, facts: dict[Value, Known]) -> None:
-    if all(v is None or v in facts for v in node.inputs):
+    if node.op.family is Family.SHAPE or all(v is None or v in facts for v in node.inputs):
         for v, elements in zip(node.outputs, known_elements(node, facts), strict=False):
             if v is not None and elements is not None:
                 facts[v] = elements

@@ -99,7 +99,7 @@ def _f64(fn: Callable[..., Array]) -> Callable[..., Array]:
 def _pow(a: Array, b: Array) -> Array:
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype.kind not in "iu":
-        return _f64(np.power)(a, b)
+        return _f64(np.float_power)(a, b)  # np.power turns an exponent of 0.5 into a square root
     negative = b < 0
     unit = np.where(b % 2 == 0, np.ones_like(a), a)  # of +-1
     fraction = np.where((a == 1) | (a + 1 == 0), unit, np.zeros_like(a))

@@ -6,14 +6,16 @@ f16 and bf16 formulas compute in f32 between two Casts, as onnxruntime does for 
 
 from __future__ import annotations
 
+import numpy as np
+
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ops.contract import MatMul
 from onnxfuse.ops.dsl import axis_of
-from onnxfuse.ops.pointwise import Abs, Cast, Exp, Log, Sqrt
-from onnxfuse.ops.reduce import ReduceMax, ReduceMean, ReduceSum
+from onnxfuse.ops.pointwise import Abs, Cast, Clip_6, Equal, Exp, Log, Max, Min, Sqrt, Where
+from onnxfuse.ops.reduce import ReduceL1, ReduceL2, ReduceMax, ReduceMean, ReduceSum
 from onnxfuse.ops.table import GraphTensor, composite
-from onnxfuse.ops.view import Reshape, Transpose, Unsqueeze
+from onnxfuse.ops.view import Reshape, Shape, Transpose, Unsqueeze
 
 
 def _wide(x: GraphTensor) -> GraphTensor:
@@ -67,8 +69,13 @@ def _log_sum_exp(x: GraphTensor, axes: list[int] | None, keepdims: int) -> Graph
     every = list(range(x.rank)) if axes is None else sorted(axis_of(a, x.rank) for a in axes)
     if not every:
         raise Unsupported("UN_SHAPE_MISMATCH", "ReduceLogSumExp over no axes")
-    top = ReduceMax(x, axes=every, keepdims=1)
-    total = Log(ReduceSum(Exp(x - top), axes=every, keepdims=1)) + top
+    if not x.dtype.is_float:
+        raise Unsupported("UN_DTYPE", f"ReduceLogSumExp on {x.dtype} is not implemented")
+    w = _wide(x)
+    top = ReduceMax(w, axes=every, keepdims=1)
+    huge = float(np.finfo(w.dtype.numpy).max)  # an infinite maximum must not become inf - inf
+    top = Max(Min(top, huge), -huge) if x.builder.opset >= 8 else Clip_6(top, min=-huge, max=huge)
+    total = _back(Log(ReduceSum(Exp(w - top), axes=every, keepdims=1)) + top, x.dtype)
     if keepdims:
         return total
     shape = [d for k, d in enumerate(total.shape) if k not in every]
@@ -102,6 +109,15 @@ def GlobalAveragePool(x):
 def GlobalMaxPool(x):
     """Maximum over all spatial dimensions."""
     return ReduceMax(x, axes=list(range(2, x.rank)), keepdims=1)
+
+
+@composite(since=2)
+def GlobalLpPool(x, *, p=2):
+    """p-norm over all spatial dimensions."""
+    if p not in (1, 2):
+        raise Unsupported("UN_ATTR", f"GlobalLpPool with p={p} is not implemented")
+    axes = list(range(2, x.rank))
+    return ReduceL1(x, axes=axes, keepdims=1) if p == 1 else ReduceL2(x, axes=axes, keepdims=1)
 
 
 # --- matrix products -----------------------------------------------------------------------------------------------
@@ -153,14 +169,37 @@ def InstanceNormalization(x, scale, b, *, epsilon=1e-5):
 @composite(since=17)
 def LayerNormalization(x, scale, b=None, *, axis=-1, epsilon=1e-5, stash_type=1, outputs):
     """Normalise over everything from `axis` on; statistics in f32."""
-    if outputs > 1:
-        raise Unsupported("UN_ARITY", "LayerNormalization with the Mean or InvStdDev output")
+    if outputs > 1 and (x.dtype is DType.F64 or stash_type != 1):
+        raise Unsupported("UN_ARITY", f"LayerNormalization on {x.dtype} with the Mean or InvStdDev output")
     axes = list(range(axis_of(axis, x.rank), x.rank))
     w = _wide(x)
-    centred = w - ReduceMean(w, axes=axes, keepdims=1)
-    var = ReduceMean(centred * centred, axes=axes, keepdims=1)
-    y = centred / Sqrt(var + epsilon) * _wide(scale)
-    return _back(y if b is None else y + _wide(b), x.dtype)
+    mean = ReduceMean(w, axes=axes, keepdims=1)
+    centred = w - mean
+    deviation = Sqrt(ReduceMean(centred * centred, axes=axes, keepdims=1) + epsilon)
+    y = centred / deviation * _wide(scale)
+    y = _back(y if b is None else y + _wide(b), x.dtype)
+    return y if outputs == 1 else (y, mean) if outputs == 2 else (y, mean, 1.0 / deviation)
+
+
+def _grouped(x: GraphTensor, groups: int, epsilon: float) -> GraphTensor:
+    """[N, groups, rest] in the compute dtype, each row normalised."""
+    w = Reshape(_wide(x), shape=[0, groups, -1])
+    centred = w - ReduceMean(w, axes=[2], keepdims=1)
+    return centred / Sqrt(ReduceMean(centred * centred, axes=[2], keepdims=1) + epsilon)
+
+
+@composite(since=18, name="GroupNormalization")
+def GroupNormalization_18(x, scale, bias, *, epsilon=1e-5, num_groups):
+    """Normalise over groups of channels; scale and bias per group."""
+    y = _grouped(x, num_groups, epsilon) * _channels(_wide(scale), 3) + _channels(_wide(bias), 3)
+    return _back(Reshape(y, Shape(x)), x.dtype)
+
+
+@composite(since=21)
+def GroupNormalization(x, scale, bias, *, epsilon=1e-5, num_groups, stash_type=1):
+    """Normalise over groups of channels; scale and bias per channel."""
+    y = Reshape(_grouped(x, num_groups, epsilon), Shape(x))
+    return _back(y * _channels(_wide(scale), x.rank) + _channels(_wide(bias), x.rank), x.dtype)
 
 
 @composite(since=23)
@@ -177,7 +216,9 @@ def LpNormalization(x, *, axis=-1, p=2):
     axes = [axis_of(axis, x.rank)]
     w = _wide(x)
     norm = ReduceSum(Abs(w), axes=axes, keepdims=1) if p == 1 else Sqrt(ReduceSum(w * w, axes=axes, keepdims=1))
-    return _back(w / norm, x.dtype)
+    if x.builder.opset < 11:
+        raise Unsupported("UN_OPSET", "LpNormalization before opset 11: its zero norm needs Equal on floats")
+    return _back(Where(Equal(norm, 0.0), 0.0, w / norm), x.dtype)
 
 
 @composite(since=9)

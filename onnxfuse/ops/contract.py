@@ -13,9 +13,11 @@ from onnxfuse.ops.dsl import (
     Loops,
     Tensor,
     between,
+    broadcast_dims,
     broadcast_index,
     broadcast_shape,
     compute,
+    declined,
     guarded,
     maximum,
 )
@@ -218,29 +220,47 @@ def _static(d: Dim, what: str) -> int:
     return d
 
 
+def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
+    """Index names of every operand and of the result; the dimensions of an ellipsis are `...1` (last), `...2` ..."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != len(ranks):
+        raise Unsupported("UN_ATTR", f"Einsum equation {equation!r} for {len(ranks)} operands")
+    extra = [rank - len(t.replace("...", "")) for t, rank in zip(terms, ranks, strict=True)]
+    if any(n < 0 or (n and "..." not in t) for t, n in zip(terms, extra, strict=True)):
+        raise Unsupported("UN_SHAPE_MISMATCH", f"Einsum equation {equation!r} on ranks {list(ranks)}")
+    if not arrow:
+        letters = "".join(terms).replace(".", "")
+        right = ("..." if "..." in left else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+
+    def names(term: str, dims: int) -> list[str]:
+        before, dots, after = term.partition("...")
+        return [*before, *(f"...{k}" for k in range(dims if dots else 0, 0, -1)), *after]
+
+    return [names(t, n) for t, n in zip(terms, extra, strict=True)], names(right, max(extra))
+
+
 @contract(since=12)
 def Einsum(*xs, equation):
-    """Sum of products by index letters; at most two operands."""
-    text = equation.replace(" ", "")
-    left, _, right = text.partition("->")
-    terms = left.split(",")
-    if len(terms) != len(xs) or len(xs) > 2 or "." in text:
-        raise Unsupported("UN_ATTR", f"Einsum equation {equation!r} is not implemented")
-    if "->" not in text:
-        letters = "".join(terms)
-        right = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    """Sum of products by index letters."""
+    terms, right = _einsum_terms(equation, [x.rank for x in xs])
     extent: dict[str, Dim] = {}
     for term, x in zip(terms, xs, strict=True):
-        if len(term) != x.rank:
-            raise Unsupported("UN_SHAPE_MISMATCH", f"Einsum term {term!r} on rank {x.rank}")
-        for letter, d in zip(term, x.shape, strict=True):
-            extent[letter] = d if letter not in extent or isinstance(d, int) else extent[letter]
-    summed = sorted(set("".join(terms)) - set(right))
+        for name, d in zip(term, x.shape, strict=True):
+            extent[name] = broadcast_dims(extent.get(name, d), d)
+    shape = [extent[c] for c in right]
+    if len(xs) > 2:
+        return declined(shape, xs[0].dtype, "UN_ATTR", f"Einsum of {len(xs)} operands is not implemented")
+    summed = sorted({c for term in terms for c in term} - set(right))
 
     def body(*i: Expr) -> Expr:
         at = dict(zip([*right, *summed], i, strict=True))
-        factors = [compute(x[tuple(at[c] for c in term)]) for term, x in zip(terms, xs, strict=True)]
+        factors = []
+        for term, x in zip(terms, xs, strict=True):
+            point = [at[c] for c in term]
+            index = broadcast_index(x.shape, point, [extent[c] for c in term])
+            factors.append(compute(x[index]))
         return factors[0] if len(factors) == 1 else factors[0] * factors[1]
 
-    names = [*right, *summed]
-    return Loops([extent[c] for c in right], body, xs[0].dtype, [extent[c] for c in summed], names=names)
+    names = [f"b{c[3:]}" if c.startswith("...") else c for c in (*right, *summed)]
+    return Loops(shape, body, xs[0].dtype, [extent[c] for c in summed], names=names)

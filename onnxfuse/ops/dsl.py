@@ -18,7 +18,7 @@ import numpy as np
 
 from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, Lit, Operand, apply, as_expr, cast, i64, lit, load, where
+from onnxfuse.ir.expr import Apply, Expr, Lit, Operand, apply, as_expr, cast, i64, lit, load, where
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.simplify import as_dim, dim_expr, known, same, simplify
 from onnxfuse.ir.types import Dim, TensorType
@@ -142,6 +142,21 @@ class Loops:
     acc: DType | None = None
     names: Sequence[str] = field(default=())  # axis names for printing, output axes then reduce axes
     refusal: Refusal | None = None  # the shape is known, but no kernel may compute it
+
+
+def stored(x: Expr) -> DType:
+    """Element type a scalar of a pointwise body was read in, before it was widened for computing."""
+    widened = isinstance(x, Apply) and x.prim.name == "cast" and x.dtype is x.args[0].dtype.compute
+    return x.args[0].dtype if isinstance(x, Apply) and widened else x.dtype
+
+
+def declined(shape: Sequence[Dim], dtype: DType, code: str, why: str) -> Loops:
+    """An output whose type is known although no kernel may compute it: shapes behind it stay expressions."""
+
+    def body(*_index: Expr) -> Expr:
+        raise Unsupported(code, why)
+
+    return Loops(shape, body, dtype, refusal=Refusal(code, why))
 
 
 # --- broadcasting --------------------------------------------------------------------------------------------------

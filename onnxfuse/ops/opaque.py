@@ -1,8 +1,13 @@
-"""Known and never fused: name and reason."""
+"""Known and never fused: name and reason, and for many the types of the results (`@shaped`)."""
 
 from __future__ import annotations
 
-from onnxfuse.ops.table import opaque
+from onnxfuse.errors import Unsupported
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.types import Dim, TensorType, tensor
+from onnxfuse.ops.contract import Conv, MatMul
+from onnxfuse.ops.dsl import Tensor, axis_of
+from onnxfuse.ops.table import opaque, shaped
 
 _DATA = "the output shape or order depends on data"
 _SEQUENTIAL = "every element depends on the one before"
@@ -17,10 +22,9 @@ _TODO = "no loop definition yet"
 _GATHER = "run-time indices are checked by the runtime"
 
 _ROWS: tuple[tuple[str, str], ...] = (
-    *((n, _DATA) for n in ("NonZero", "Unique", "Compress", "NonMaxSuppression", "TopK", "OneHot", "Multinomial")),
-    *((n, _SEQUENTIAL) for n in ("CumSum", "CumProd", "LSTM", "GRU", "RNN")),
+    *((n, _DATA) for n in ("NonZero", "Unique", "Compress", "NonMaxSuppression", "Multinomial")),
     *((n, _CONTROL) for n in ("If", "Loop", "Scan", "SequenceMap")),
-    *((n, _RANDOM) for n in ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli")),
+    *((n, _RANDOM) for n in ("RandomNormal", "RandomUniform")),
     *((n, _CONTAINER) for n in (
         "SequenceConstruct", "SequenceAt", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceLength",
         "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
@@ -28,21 +32,306 @@ _ROWS: tuple[tuple[str, str], ...] = (
     *((n, _STRING) for n in (
         "StringNormalizer", "TfIdfVectorizer", "RegexFullMatch", "StringConcat", "StringSplit", "LabelEncoder",
     )),
-    *((n, _SCATTER) for n in ("Scatter", "ScatterElements", "ScatterND", "TensorScatter", "MaxUnpool")),
-    *((n, _QUANT) for n in (
-        "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger",
-        "MatMulInteger",
-    )),
+    *((n, _SCATTER) for n in ("Scatter", "TensorScatter", "MaxUnpool")),
     *((n, _SIGNAL) for n in (
         "DFT", "STFT", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow", "Det", "ImageDecoder",
     )),
-    *((n, _GATHER) for n in ("GatherND",)),
     *((n, _TODO) for n in (
-        "ArgMax", "ArgMin", "Hardmax", "MaxRoiPool", "RoiAlign", "GridSample", "AffineGrid", "Col2Im", "CenterCropPad",
-        "DeformConv", "LpPool", "GlobalLpPool", "GroupNormalization", "ReverseSequence", "BitCast",
-        "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "Attention", "RotaryEmbedding", "Dropout",
+        "MaxRoiPool", "AffineGrid", "Col2Im", "CenterCropPad", "DeformConv", "BitCast", "NegativeLogLikelihoodLoss",
+        "SoftmaxCrossEntropyLoss", "Attention",
     )),
 )  # fmt: skip
 
 for _name, _reason in _ROWS:
     opaque(_name, _reason)
+
+
+# --- results whose types are known -----------------------------------------------------------------------------------
+def _as(x: Tensor, dtype: int | None = None) -> TensorType:
+    """The input's shape, of its own element type or of an ONNX code."""
+    kind = x.dtype if not dtype else DType.from_onnx(dtype)
+    if kind is None:
+        raise Unsupported("UN_DTYPE", f"element type {dtype}")
+    return tensor(kind, x.shape)
+
+
+def _reduced(x: Tensor, axis: int, keepdims: int) -> list[Dim]:
+    k = axis_of(axis, x.rank)
+    return [*x.shape[:k], *([1] if keepdims else []), *x.shape[k + 1 :]]
+
+
+@shaped(_TODO)
+def ArgMax(x, *, axis=0, keepdims=1, select_last_index=0):
+    """Where the largest element stands."""
+    return tensor(DType.I64, _reduced(x, axis, keepdims))
+
+
+@shaped(_TODO)
+def ArgMin(x, *, axis=0, keepdims=1, select_last_index=0):
+    """Where the smallest element stands."""
+    return tensor(DType.I64, _reduced(x, axis, keepdims))
+
+
+@shaped(_TODO)
+def Hardmax(x, *, axis=-1):
+    """One at the first largest element, else zero."""
+    return _as(x)
+
+
+@shaped(_DATA, since=10)
+def TopK(x, k, *, axis=-1, largest=1, sorted=1):
+    """The k largest elements and where they stand; the shape is known when k is."""
+    at = axis_of(axis, x.rank)
+    shape = [*x.shape[:at], k.dims()[0], *x.shape[at + 1 :]]
+    return [tensor(x.dtype, shape), tensor(DType.I64, shape)]
+
+
+@shaped(_DATA, since=9)
+def OneHot(indices, depth, values, *, axis=-1):
+    """A new axis with one value at the index and another elsewhere; the shape is known when depth is."""
+    at = axis_of(axis, indices.rank + 1)
+    return tensor(values.dtype, [*indices.shape[:at], depth.dims()[0], *indices.shape[at:]])
+
+
+@shaped(_SEQUENTIAL, since=11)
+def CumSum(x, axis, *, exclusive=0, reverse=0):
+    """Running sum."""
+    return _as(x)
+
+
+@shaped(_SEQUENTIAL)
+def CumProd(x, axis, *, exclusive=0, reverse=0):
+    """Running product."""
+    return _as(x)
+
+
+def _recurrent(x: Tensor, hidden: int, direction: str, layout: int, states: int) -> list[TensorType]:
+    ways = 2 if direction == "bidirectional" else 1
+    if layout:
+        batch, length = x.shape[:2]
+        return [tensor(x.dtype, [batch, length, ways, hidden]), *([tensor(x.dtype, [batch, ways, hidden])] * states)]
+    length, batch = x.shape[:2]
+    return [tensor(x.dtype, [length, ways, batch, hidden]), *([tensor(x.dtype, [ways, batch, hidden])] * states)]
+
+
+@shaped(_SEQUENTIAL)
+def LSTM(
+    x,
+    w,
+    r,
+    b=None,
+    sequence_lens=None,
+    initial_h=None,
+    initial_c=None,
+    p=None,
+    *,
+    activation_alpha=None,
+    activation_beta=None,
+    activations=None,
+    clip=None,
+    direction="forward",
+    hidden_size,
+    input_forget=0,
+    layout=0,
+):
+    """Long short-term memory."""
+    return _recurrent(x, hidden_size, direction, layout, 2)
+
+
+@shaped(_SEQUENTIAL)
+def GRU(
+    x,
+    w,
+    r,
+    b=None,
+    sequence_lens=None,
+    initial_h=None,
+    *,
+    activation_alpha=None,
+    activation_beta=None,
+    activations=None,
+    clip=None,
+    direction="forward",
+    hidden_size,
+    linear_before_reset=0,
+    layout=0,
+):
+    """Gated recurrent unit."""
+    return _recurrent(x, hidden_size, direction, layout, 1)
+
+
+@shaped(_SEQUENTIAL)
+def RNN(
+    x,
+    w,
+    r,
+    b=None,
+    sequence_lens=None,
+    initial_h=None,
+    *,
+    activation_alpha=None,
+    activation_beta=None,
+    activations=("Tanh", "Tanh"),
+    clip=None,
+    direction="forward",
+    hidden_size,
+    layout=0,
+):
+    """Plain recurrent net."""
+    return _recurrent(x, hidden_size, direction, layout, 1)
+
+
+@shaped(_SCATTER, since=11)
+def ScatterElements(data, indices, updates, *, axis=0, reduction="none"):
+    """The data with some elements replaced."""
+    return _as(data)
+
+
+@shaped(_SCATTER, since=11)
+def ScatterND(data, indices, updates, *, reduction="none"):
+    """The data with some slices replaced."""
+    return _as(data)
+
+
+@shaped(_GATHER, since=11)
+def GatherND(data, indices, *, batch_dims=0):
+    """Slices by index tuples."""
+    depth = indices.shape[-1]
+    if not isinstance(depth, int):
+        raise Unsupported("UN_DATA_DEPENDENT", "GatherND with index tuples of run-time length", f"length {depth}")
+    return tensor(data.dtype, [*indices.shape[:-1], *data.shape[batch_dims + depth :]])
+
+
+@shaped(_TODO, since=10)
+def ReverseSequence(x, sequence_lens, *, batch_axis=1, time_axis=0):
+    """Prefixes of given lengths reversed."""
+    return _as(x)
+
+
+@shaped(_TODO, since=16)
+def GridSample(x, grid, *, align_corners=0, mode="linear", padding_mode="zeros"):
+    """Sampling at given coordinates."""
+    return tensor(x.dtype, [*x.shape[:2], *grid.shape[1:-1]])
+
+
+@shaped(_TODO, since=10)
+def RoiAlign(
+    x,
+    rois,
+    batch_indices,
+    *,
+    coordinate_transformation_mode="half_pixel",
+    mode="avg",
+    output_height=1,
+    output_width=1,
+    sampling_ratio=0,
+    spatial_scale=1.0,
+):
+    """Pooling of regions to one size."""
+    return tensor(x.dtype, [rois.shape[0], x.shape[1], output_height, output_width])
+
+
+@shaped(_TODO, since=23)
+def RotaryEmbedding(
+    x, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=0, rotary_embedding_dim=0
+):
+    """Rotation of pairs of elements by position."""
+    return _as(x)
+
+
+@shaped(_RANDOM, since=15)
+def Bernoulli(x, *, dtype=None, seed=None):
+    """Random bits with given probabilities."""
+    return _as(x, dtype)
+
+
+@shaped(_RANDOM)
+def RandomNormalLike(x, *, dtype=None, mean=0.0, scale=1.0, seed=None):
+    """Normal noise."""
+    return _as(x, dtype)
+
+
+@shaped(_RANDOM)
+def RandomUniformLike(x, *, dtype=None, high=1.0, low=0.0, seed=None):
+    """Uniform noise."""
+    return _as(x, dtype)
+
+
+# --- quantised -------------------------------------------------------------------------------------------------------
+@shaped(_QUANT, since=10)
+def QuantizeLinear(x, y_scale, y_zero_point=None, *, axis=1, saturate=1, block_size=0, output_dtype=0, precision=0):
+    """To integers by scale and zero point."""
+    if output_dtype:
+        return _as(x, output_dtype)
+    return tensor(DType.U8 if y_zero_point is None else y_zero_point.dtype, x.shape)
+
+
+@shaped(_QUANT, since=10)
+def DequantizeLinear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, output_dtype=0):
+    """From integers by scale and zero point."""
+    return _as(x, output_dtype) if output_dtype else tensor(x_scale.dtype, x.shape)
+
+
+@shaped(_QUANT, since=11)
+def DynamicQuantizeLinear(x):
+    """To u8 by the range of the data."""
+    return [tensor(DType.U8, x.shape), tensor(DType.F32, []), tensor(DType.U8, [])]
+
+
+def _product(a: Tensor, b: Tensor, dtype: DType) -> TensorType:
+    return tensor(dtype, MatMul(a, b).shape)
+
+
+@shaped(_QUANT, since=10)
+def MatMulInteger(a, b, a_zero_point=None, b_zero_point=None):
+    """Integer matrix product."""
+    return _product(a, b, DType.I32)
+
+
+@shaped(_QUANT, since=10)
+def QLinearMatMul(a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point):
+    """Quantised matrix product."""
+    return _product(a, b, y_zero_point.dtype)
+
+
+@shaped(_QUANT, since=10)
+def ConvInteger(
+    x,
+    w,
+    x_zero_point=None,
+    w_zero_point=None,
+    *,
+    auto_pad="NOTSET",
+    dilations=None,
+    group=1,
+    kernel_shape=None,
+    pads=None,
+    strides=None,
+):
+    """Integer convolution."""
+    like = Conv(x, w, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
+    return tensor(DType.I32, like.shape)
+
+
+@shaped(_QUANT, since=10)
+def QLinearConv(
+    x,
+    x_scale,
+    x_zero_point,
+    w,
+    w_scale,
+    w_zero_point,
+    y_scale,
+    y_zero_point,
+    b=None,
+    *,
+    auto_pad="NOTSET",
+    dilations=None,
+    group=1,
+    kernel_shape=None,
+    pads=None,
+    strides=None,
+):
+    """Quantised convolution."""
+    like = Conv(x, w, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
+    return tensor(y_zero_point.dtype, like.shape)

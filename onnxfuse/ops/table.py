@@ -29,9 +29,9 @@ from onnxfuse.ir.graph import ArrayConst, Attrs, AttrValue, Foreign, Node, Value
 from onnxfuse.ir.loops import Axis, Compute, Reduce
 from onnxfuse.ir.op import EXACT, SUM, Family, Op, Tol
 from onnxfuse.ir.prims import PRIMS
-from onnxfuse.ir.simplify import as_dim, simplify
+from onnxfuse.ir.simplify import as_dim, dim_expr, simplify
 from onnxfuse.ir.types import Dim, TensorType, tensor
-from onnxfuse.ops.dsl import Known, Loops, Tensor, axis_of, broadcast_load, broadcast_shape, compute, product
+from onnxfuse.ops.dsl import Known, Loops, Tensor, axis_of, broadcast_load, broadcast_shape, compute, maximum, product
 
 OPS: dict[tuple[str, str], list[Op]] = {}  # (domain, name) -> entries, oldest first
 KNOWN_LIMIT = 1024  # elements: larger integer tensors are data, not shape arithmetic
@@ -151,6 +151,18 @@ def opaque(name: str, reason: str, *, since: int = 1, domain: str = "") -> None:
     _register(None, Family.OPAQUE, name, since, reason=reason, domain=domain)
 
 
+def shaped(reason: str, *, since: int = 1, name: str | None = None) -> Callable[[Callable[..., Any]], OpFn]:
+    """Register an op that is never fused, but whose result types are known: fn(X, ..., *, attrs) -> TensorType(s).
+
+    Shapes behind it then stay expressions over the inputs' dimensions. `fn` raises Unsupported where it cannot tell.
+    """
+
+    def wrap(f: Callable[..., Any]) -> OpFn:
+        return _register(f, Family.OPAQUE, name or f.__name__, since, reason=reason)
+
+    return wrap
+
+
 @cache
 def parameters(op: Op) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
     """(inputs, attributes) of an entry's signature; a `*xs` parameter is variadic."""
@@ -171,6 +183,9 @@ def arguments(node: Node) -> dict[str, Any]:
         if isinstance(value, Foreign):
             raise Unsupported("UN_ATTR", f"{node.op} attribute {key} is not a plain value")
         out[names[key]] = value
+    for p in attrs:  # ONNX attributes are f32; so must be the defaults, or f64 kernels would see another number
+        if isinstance(p.default, float):
+            out.setdefault(p.name, float(np.float32(p.default)))
     required = [p for p in attrs if p.default is inspect.Parameter.empty and p.name != "outputs"]
     missing = [p.name for p in required if p.name not in out]
     if missing:
@@ -305,7 +320,7 @@ def _reduce(op: Op, refs: Sequence[Tensor | None], attrs: Mapping[str, Any]) -> 
     finish = None
     if rule.finish is not None:
         total = product(extents)
-        counted = cast(i64(total) if isinstance(total, int) else total, work)
+        counted = cast(simplify(maximum(dim_expr(total), 1)), work)  # the mean of nothing is 0
         final = rule.finish
 
         def finish(a: Expr, *_index: Expr) -> Expr:
@@ -351,7 +366,21 @@ def infer(node: Node, facts: Facts, opset: int) -> list[TensorType]:
     """Types of a node's outputs. Raises Unsupported when the table cannot tell."""
     if node.op.family is Family.COMPOSITE:
         return [g.type for g in expand(node, facts, opset).results]
+    if node.op.family is Family.OPAQUE and node.op in OPS.get((node.op.domain, node.op.name), ()):
+        made = _call(node, facts)  # not for an op of another family that a node's attributes made opaque
+        return list(made) if isinstance(made, list) else [made]
     return [tensor(d.dtype, d.shape) for d in definitions(node, facts)]
+
+
+def _call(node: Node, facts: Facts) -> Any:
+    """The entry's function on tensor references."""
+    op = node.op
+    if op.fn is None:
+        raise Unsupported("UN_OPAQUE", f"{op} is never fused", op.reason)
+    refs = [reference(v, facts) for v in node.inputs]
+    attrs = arguments(node)
+    _check_arity(op, refs)
+    return op.fn(*refs, **attrs, **({"outputs": len(node.outputs)} if _wants_outputs(op) else {}))
 
 
 def known_elements(node: Node, facts: Facts) -> list[Known | None]:
@@ -532,7 +561,7 @@ class Builder:
     def _operand(self, a: Any, args: Sequence[Any]) -> GraphTensor | None:
         if a is None or isinstance(a, GraphTensor):
             return a
-        like = next(x for x in args if isinstance(x, GraphTensor))
+        like = next(x for x in reversed(args) if isinstance(x, GraphTensor))  # the last: of Where not the condition
         return self.constant(a, like.dtype)
 
     def node(
@@ -546,7 +575,7 @@ class Builder:
         made = tuple(Value(label if k == 0 else f"{label}.{k}", t) for k, t in enumerate(types[:outputs]))
         node = Node(op, values, made, attrs, label, self.origin)
         self.nodes.append(node)
-        if all(v is None or v in self.facts for v in values):
+        if op.family is Family.SHAPE or all(v is None or v in self.facts for v in values):
             for v, elements in zip(made, known_elements(node, self.facts), strict=False):
                 if elements is not None:
                     self.facts[v] = elements

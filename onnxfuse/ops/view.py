@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, apply, cast, i64, lit, where
+from onnxfuse.ir.op import SUM
 from onnxfuse.ir.simplify import as_dim, dim_expr, known, same, simplify
 from onnxfuse.ir.types import Dim
 from onnxfuse.ops.dsl import (
@@ -17,6 +21,7 @@ from onnxfuse.ops.dsl import (
     between,
     broadcast_load,
     broadcast_shape,
+    declined,
     flatten,
     guarded,
     maximum,
@@ -30,6 +35,37 @@ from onnxfuse.ops.table import alias, shape_op, view
 @alias
 def Identity(x):
     """The value itself."""
+
+
+def _dropped(x: Tensor, mask: DType, value: bool | None, outputs: int) -> list[Loops]:
+    """Inference: the input, and a mask of one value (None: what onnxruntime puts there is not specified)."""
+    same_ = Loops(x.shape, lambda *i: x[i], x.dtype)
+    if outputs == 1:
+        return [same_]
+    if value is None:
+        return [same_, declined(x.shape, mask, "UN_ARITY", "Dropout with its mask output is not implemented")]
+    return [same_, Loops(x.shape, lambda *_: lit(value, mask), mask)]
+
+
+@view(name="Dropout")
+def Dropout_1(x, *, ratio=0.5, outputs):
+    """Inference: the input; the mask is of its type."""
+    return _dropped(x, x.dtype, None, outputs)
+
+
+@view(name="Dropout", since=10)
+def Dropout_10(x, *, ratio=0.5, outputs):
+    """Inference: the input; the mask is bool."""
+    return _dropped(x, DType.BOOL, None, outputs)
+
+
+@view(since=12)
+def Dropout(x, ratio=None, training_mode=None, *, seed=0, outputs):
+    """The input, unless training_mode may be true."""
+    flag = None if training_mode is None else training_mode.immediate
+    if training_mode is not None and (flag is None or flag.value):
+        raise Unsupported("UN_ATTR", "Dropout in training mode (or maybe so)")
+    return _dropped(x, DType.BOOL, True, outputs)
 
 
 # --- shape only ----------------------------------------------------------------------------------------------------
@@ -526,10 +562,14 @@ def _position(i: Expr, mode: str, scale: Expr, length: Dim, out: Dim) -> Expr:
             adjustment = out_f / (scale * length_f)
             center = length_f / 2.0
             return center * (lit(1, F32) - adjustment) + (x + 0.5) / scale - 0.5
-    raise Unsupported("UN_ATTR", f"Resize coordinate_transformation_mode={mode} is not implemented")
+    raise AssertionError(mode)
 
 
-def _nearest(x: Expr, mode: str) -> Expr:
+_COORDINATES = ("asymmetric", "half_pixel", "pytorch_half_pixel", "align_corners", "half_pixel_symmetric")
+_ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
+
+
+def _nearest(x: Expr, mode: str, scale: Expr) -> Expr:
     match mode:
         case "round_prefer_floor":
             return apply("ceil", x - 0.5)
@@ -539,12 +579,14 @@ def _nearest(x: Expr, mode: str) -> Expr:
             return apply("floor", x)
         case "ceil":
             return apply("ceil", x)
-    raise Unsupported("UN_ATTR", f"Resize nearest_mode={mode} is not implemented")
+        case "simple":  # before opset 11: up rounds down, down rounds up
+            return where(scale < 1.0, apply("ceil", x), apply("floor", x))
+    raise AssertionError(mode)
 
 
 def _integral(scale: float, coordinates: str, nearest: str) -> int | None:
     """The factor of an up-sampling whose source index is exactly i // factor."""
-    exact = (coordinates == "asymmetric" and nearest == "floor") or (
+    exact = (coordinates == "asymmetric" and nearest in ("floor", "simple")) or (
         coordinates in ("half_pixel", "pytorch_half_pixel") and nearest == "round_prefer_floor"
     )
     return int(scale) if exact and scale >= 1 and float(scale).is_integer() else None
@@ -567,7 +609,7 @@ def resized(x: Tensor, out: Sequence[Dim], scales: Sequence[Expr], mode: str, co
             factor = _integral(float(scale.value), coordinates, nearest) if isinstance(scale, Lit) else None
             if factor is not None:
                 return [(i // factor, None)]
-            at = cast(_nearest(_position(i, coordinates, scale, x.shape[k], out[k]), nearest), DType.I64)
+            at = cast(_nearest(_position(i, coordinates, scale, x.shape[k], out[k]), nearest, scale), DType.I64)
             return [(minimum(maximum(at, 0), last), None)]
         pos = _position(i, coordinates, scale, x.shape[k], out[k])
         pos = minimum(maximum(pos, 0.0), cast(last, F32))
@@ -599,52 +641,73 @@ def _scaled_dim(d: Dim, scale: float) -> Dim:
     if float(scale).is_integer():
         return as_dim(dim_expr(d) * int(scale))
     if isinstance(d, int):
-        return math.floor(d * scale)
+        return math.floor(np.float32(d) * np.float32(scale))
     return as_dim(cast(apply("floor", cast(d, F32) * scale), DType.I64))
 
 
-def _resize(x: Tensor, scales: Tensor | None, sizes: Tensor | None, mode: str, coordinates: str, nearest: str) -> Loops:
-    if not x.dtype.is_float and mode != "nearest":
-        raise Unsupported("UN_DTYPE", f"Resize mode={mode} on {x.dtype} is not implemented")
-    if x.dtype is DType.F64:
-        raise Unsupported("UN_DTYPE", "Resize on f64 is not implemented")
-    if sizes is not None and sizes.shape != (0,):
-        out = sizes.dims()
-        factors: list[Expr] = [lit(1, F32) if same(o, d) else _ratio(o, d) for o, d in zip(out, x.shape, strict=True)]
-        return resized(x, out, factors, mode, coordinates, nearest)
-    if scales is None:
-        raise Unsupported("UN_ARITY", "Resize has neither scales nor sizes")
-    values = scales.floats()
-    out = [_scaled_dim(d, s) for d, s in zip(x.shape, values, strict=True)]
-    return resized(x, out, [lit(s, F32) for s in values], mode, coordinates, nearest)
-
-
 def _ratio(out: Dim, d: Dim) -> Expr:
+    if same(out, d):
+        return lit(1, F32)
     if isinstance(out, int) and isinstance(d, int):
-        return lit(out / d, F32)
+        return lit(out / d if d else 1, F32)
     return cast(dim_expr(out), F32) / cast(dim_expr(d), F32)
 
 
-@view(name="Upsample", since=9)
+def _whole(x: Tensor, given: Sequence[Any], axes: Sequence[int] | None, rest: Sequence[Any]) -> list[Any]:
+    """Values listed for some axes (in their order), `rest` for the others."""
+    if axes is None:
+        return list(given)
+    full = list(rest)
+    for a, v in zip(axes, given, strict=True):
+        full[axis_of(a, x.rank)] = v
+    return full
+
+
+def _resize(
+    x: Tensor,
+    scales: Tensor | None,
+    sizes: Tensor | None,
+    mode: str,
+    coordinates: str,
+    nearest: str,
+    axes: Sequence[int] | None = None,
+) -> Loops:
+    if sizes is not None and sizes.shape != (0,):
+        out = _whole(x, sizes.dims(), axes, x.shape)
+        factors: list[Expr] = [_ratio(o, d) for o, d in zip(out, x.shape, strict=True)]
+    elif scales is None:
+        raise Unsupported("UN_ARITY", "Resize has neither scales nor sizes")
+    else:
+        values = _whole(x, scales.floats(), axes, [1.0] * x.rank)
+        out = [_scaled_dim(d, s) for d, s in zip(x.shape, values, strict=True)]
+        factors = [lit(s, F32) for s in values]
+    if mode not in ("nearest", "linear") or coordinates not in _COORDINATES or nearest not in _ROUNDINGS:
+        return declined(out, x.dtype, "UN_ATTR", f"Resize mode={mode}, coordinates {coordinates} is not implemented")
+    if mode != "nearest" and x.dtype not in (F32, DType.F16):
+        return declined(out, x.dtype, "UN_DTYPE", f"Resize mode={mode} on {x.dtype} is not implemented")
+    return resized(x, out, factors, mode, coordinates, nearest)
+
+
+@view(name="Upsample", since=9, tol=SUM)
 def Upsample(x, scales, *, mode="nearest"):
-    """Resize with asymmetric coordinates and floor."""
-    return _resize(x, scales, None, mode, "asymmetric", "floor")
+    """Resize with asymmetric coordinates; nearest rounds down."""
+    return _resize(x, scales, None, mode, "asymmetric", "simple")
 
 
-@view(name="Upsample", since=7)
+@view(name="Upsample", since=7, tol=SUM)
 def Upsample_7(x, *, mode="nearest", scales):
     """Resize with scales as attribute."""
     out = [_scaled_dim(d, s) for d, s in zip(x.shape, scales, strict=True)]
-    return resized(x, out, [lit(s, F32) for s in scales], mode, "asymmetric", "floor")
+    return resized(x, out, [lit(s, F32) for s in scales], mode, "asymmetric", "simple")
 
 
-@view(name="Resize", since=10)
+@view(name="Resize", since=10, tol=SUM)
 def Resize_10(x, scales, *, mode="nearest"):
-    """Resize of opset 10: asymmetric coordinates, floor."""
-    return _resize(x, scales, None, mode, "asymmetric", "floor")
+    """Resize of opset 10: asymmetric coordinates; nearest rounds down when growing, up when shrinking."""
+    return _resize(x, scales, None, mode, "asymmetric", "simple")
 
 
-@view(since=11)
+@view(since=11, tol=SUM)
 def Resize(
     x,
     roi=None,
@@ -661,12 +724,11 @@ def Resize(
     axes=None,
     keep_aspect_ratio_policy="stretch",
 ):
-    """Resampling: nearest and linear; other modes are declined."""
-    if mode not in ("nearest", "linear"):
-        raise Unsupported("UN_ATTR", f"Resize mode={mode} is not implemented")
-    if antialias or axes is not None or keep_aspect_ratio_policy != "stretch" or exclude_outside:
-        raise Unsupported(
-            "UN_ATTR", "Resize with antialias, axes, exclude_outside or an aspect policy is not implemented"
-        )
+    """Resampling: nearest and linear; of other modes only the shape is known."""
+    if keep_aspect_ratio_policy != "stretch":
+        raise Unsupported("UN_ATTR", f"Resize with keep_aspect_ratio_policy={keep_aspect_ratio_policy}")
     used = None if scales is None or scales.shape == (0,) else scales
-    return _resize(x, used, sizes, mode, coordinate_transformation_mode, nearest_mode)
+    made = _resize(x, used, sizes, mode, coordinate_transformation_mode, nearest_mode, axes)
+    if antialias or (exclude_outside and mode == "cubic"):
+        return declined(made.shape, x.dtype, "UN_ATTR", "Resize with antialias or exclude_outside is not implemented")
+    return made

@@ -9,7 +9,7 @@ from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, cast, lit
 from onnxfuse.ir.simplify import dim_expr, simplify
 from onnxfuse.ops.contract import _inside, _out_extent, spatial_pads
-from onnxfuse.ops.dsl import Loops, between, compute, guarded, maximum, minimum, power
+from onnxfuse.ops.dsl import Loops, absolute, between, compute, declined, guarded, maximum, minimum, power, sqrt
 from onnxfuse.ops.reduce import lowest
 from onnxfuse.ops.table import window
 
@@ -35,8 +35,6 @@ def MaxPool(
     outputs,
 ):
     """Maximum over a window; padding never wins."""
-    if outputs > 1:
-        raise Unsupported("UN_ARITY", "MaxPool with the Indices output is not implemented")
     n = x.rank - 2
     kernel = list(kernel_shape)
     stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
@@ -50,7 +48,11 @@ def MaxPool(
         at = _places(i, n, stride, dilation, begin)
         return guarded(_inside(at, x.shape[2:]), lambda: compute(x[(i[0], i[1], *at)]), init)
 
-    return Loops([*x.shape[:2], *spatial], body, x.dtype, kernel, "max", init)
+    shape = [*x.shape[:2], *spatial]
+    if outputs > 1:
+        why = "MaxPool with the Indices output is not implemented"
+        return [declined(shape, kind, "UN_ARITY", why) for kind in (x.dtype, DType.I64)]
+    return Loops(shape, body, x.dtype, kernel, "max", init)
 
 
 @window
@@ -92,6 +94,30 @@ def AveragePool(
         return acc / (lit(taps.value, work) if isinstance(taps, Lit) else cast(taps, work))
 
     return Loops([*x.shape[:2], *spatial], body, x.dtype, kernel, finish=finish)
+
+
+@window
+def LpPool(x, *, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape, p=2, pads=None, strides=None):
+    """p-norm over a window."""
+    if not x.dtype.is_float:
+        raise Unsupported("UN_DTYPE", f"LpPool on {x.dtype}")
+    n = x.rank - 2
+    kernel = list(kernel_shape)
+    stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
+    begin, end = spatial_pads(x, kernel, stride, dilation, pads, auto_pad)
+    spatial = [
+        _out_extent(x.shape[2 + k], kernel[k], stride[k], dilation[k], begin[k], end[k], ceil_mode) for k in range(n)
+    ]
+
+    def body(*i: Expr) -> Expr:
+        at = _places(i, n, stride, dilation, begin)
+        value = guarded(_inside(at, x.shape[2:]), lambda: compute(x[(i[0], i[1], *at)]), 0)
+        return absolute(value) if p == 1 else value * value if p == 2 else power(absolute(value), lit(p, value.dtype))
+
+    def finish(acc: Expr, *_i: Expr) -> Expr:
+        return acc if p == 1 else sqrt(acc) if p == 2 else power(acc, lit(1 / p, acc.dtype))
+
+    return Loops([*x.shape[:2], *spatial], body, x.dtype, kernel, finish=None if p == 1 else finish)
 
 
 @window

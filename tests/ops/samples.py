@@ -77,7 +77,8 @@ def ints(*values: int) -> np.ndarray:
 
 def sample(*inputs: np.ndarray | None, const: Iterable[int] = (), outputs: int = 1, may: bool = False, **attrs) -> Sample:
     """`may`: onnxruntime need not have a kernel for it."""
-    return Sample(inputs, attrs, frozenset(const), outputs, may)
+    arrays = tuple(None if a is None else np.asarray(a) for a in inputs)
+    return Sample(arrays, attrs, frozenset(const), outputs, may)
 
 
 Rows = Callable[[Op, int], Iterable[Sample]]
@@ -131,7 +132,7 @@ ATTRS: dict[str, list[dict[str, object]]] = {
 
 
 def _pointwise(op: Op, opset: int) -> Iterator[Sample]:
-    main = MAIN.get(op.name, F32)
+    main = I32 if op.name == "Equal" and opset < 11 else MAIN.get(op.name, F32)
     yield from _unary(op, main) if ARITY.get(op.name, 1) == 1 else _binary(main)
 
 
@@ -226,13 +227,12 @@ def _prelu(op, opset):
         yield sample(specials(dtype)[:, None], specials(dtype)[None, :][:, :1], may=dtype != F32)
     for left, right in (((2, 3), (3,)), ((2, 3, 4), (3, 1)), ((2, 3), ()), ((2, 3), (2, 3)), ((0, 3), (3,)), ((3,), (1,))):
         yield sample(rand(left, seed="a"), rand(right, seed="b"))
-    yield sample(specials(F32)[:, None], specials(F32))
 
 
 @rows("Clip")
 def _clip(op, opset):
     if op.since < 11:
-        for attrs in ({}, {"min": -1.0}, {"max": 2.5}, {"min": -1.0, "max": 1.0}, {"min": 2.0, "max": 1.0}, {"min": 0.0}):
+        for attrs in ({}, {"min": -1.0}, {"max": 2.5}, {"min": -1.0, "max": 1.0}, {"min": 0.0}):
             yield sample(specials(F32), **attrs)
         for shape in SHAPES:
             yield sample(rand(shape), min=-1.0, max=1.0)
@@ -240,11 +240,11 @@ def _clip(op, opset):
     for dtype in (*FLOATS, *INTS):
         lo, hi = np.array(1 if dtype.kind == "u" else -1, dtype), np.array(5, dtype)
         for args in ((lo, hi), (None, hi), (lo,), ()):
-            yield sample(specials(dtype), *args, may=dtype != F32)
-            yield sample(specials(dtype), *args, const=[1, 2], may=dtype != F32)
+            yield sample(specials(dtype), *args, may=dtype != F32 or opset < 12)
+            yield sample(specials(dtype), *args, const=[1, 2], may=dtype != F32 or opset < 12)
     for lo, hi in ((0.0, 6.0), (-0.0, 0.0), (0.0, -0.0), (2.0, 1.0), (np.nan, 1.0), (0.0, np.nan), (-np.inf, np.inf)):
         yield sample(specials(F32), np.float32(lo), np.float32(hi))
-        yield sample(specials(F64), np.float64(lo), np.float64(hi))
+        yield sample(specials(F64), np.float64(lo), np.float64(hi), may=opset < 12)
     for shape in SHAPES:
         yield sample(rand(shape), np.float32(-1), np.float32(1))
 
@@ -295,8 +295,6 @@ def _cast(op, opset):
             yield sample(_castable(src, dst), may=True, to=DType.from_numpy(dst).onnx)
     for shape in SHAPES:
         yield sample(rand(shape), to=DType.I64.onnx)
-    if opset >= 19:
-        yield sample(rand((3,)), to=DType.F16.onnx, saturate=0)
 
 
 @rows("CastLike")
@@ -359,7 +357,8 @@ def _reduce(op: Op, opset: int) -> Iterator[Sample]:
 @rows("ReduceLogSumExp")
 def _logsumexp(op, opset):
     yield from _reduce(op, opset)
-    yield _reduction(op, np.array([[1000.0, 1000.0], [-1000.0, -1001.0]], F32), [1])
+    if opset < 28:  # there onnxruntime has no kernel yet, and the function of the specification overflows
+        yield _reduction(op, np.array([[1000.0, 1000.0], [-1000.0, -1001.0]], F32), [1])
 
 
 # --- shapes --------------------------------------------------------------------------------------------------------
@@ -777,7 +776,6 @@ def _conv(op, opset):
         yield one((1, 2, 8, 9), (3, 2, 3, 2), auto_pad=auto, strides=[2, 2])
         yield one((1, 2, 8, 9), (3, 2, 4, 4), auto_pad=auto, strides=[3, 3])
         yield one((1, 2, 8), (3, 2, 3), auto_pad=auto, strides=[2])
-    yield one((1, 2, 8, 9), (3, 2, 3, 3), auto_pad="SAME_UPPER", dilations=[2, 2])
     yield one((0, 2, 5, 5), (3, 2, 3, 3))
     for dtype in (F64, F16, BF16):
         yield sample(rand((1, 3, 7, 7), dtype), rand((4, 3, 3, 3), dtype), rand((4,), dtype), may=True)
@@ -862,7 +860,7 @@ def _pools(op: Op, opset: int, **more: object) -> Iterator[Sample]:
         yield one((1, 2, 9, 8), kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER", ceil_mode=1)
     if opset >= 10 and (op.name == "MaxPool" or opset >= 19):
         yield one((1, 2, 9, 8), kernel_shape=[2, 3], dilations=[2, 2])
-        yield one((1, 2, 9, 8), kernel_shape=[2, 2], dilations=[3, 2], pads=[1, 1, 2, 0], strides=[2, 2])
+        yield one((1, 2, 9, 8), kernel_shape=[2, 2], dilations=[3, 2], pads=[1, 1, 1, 0], strides=[2, 2])
         yield one((1, 2, 9, 8), kernel_shape=[2, 2], dilations=[3, 2], strides=[2, 2], ceil_mode=1)
 
 
@@ -872,7 +870,8 @@ def _maxpool(op, opset):
     for dtype in (F64, F16, I8, U8):
         yield sample(rand((1, 2, 6, 6), dtype), kernel_shape=[2, 2], may=True)
         yield sample(rand((1, 2, 6, 6), dtype), kernel_shape=[3, 3], pads=[1, 1, 1, 1], may=True)
-    yield sample(rand((1, 2, 6, 6)), kernel_shape=[2, 2], outputs=2)
+    if opset >= 8:
+        yield sample(rand((1, 2, 6, 6)), kernel_shape=[2, 2], outputs=2)
     for at in (0, 3, 8):
         x = rand((1, 1, 3, 3))
         x.flat[at] = np.nan
@@ -900,8 +899,8 @@ def _lppool(op, opset):
 @rows("GlobalLpPool")
 def _globallppool(op, opset):
     for p in (1, 2, 3):
-        yield sample(rand((2, 3, 4, 5)), p=p)
-    yield sample(rand((2, 3, 7)))
+        yield sample(rand((2, 3, 4, 5)), p=p, may=opset >= 22)
+    yield sample(rand((2, 3, 7)), may=opset >= 22)
 
 
 @rows("GlobalAveragePool", "GlobalMaxPool")

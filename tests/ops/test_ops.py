@@ -13,6 +13,8 @@ from onnxfuse.ops import OPS, entries
 from tests.ops.harness import NEWEST, Ours, Sample, by_onnxruntime, by_table, differing, onnx_shapes
 from tests.ops.samples import samples
 
+# onnx counts windows that start in the padding after the end (ceil_mode); onnxruntime and the later versions do not.
+ONNX_SHAPES_WRONG = {("AveragePool", v) for v in (10, 11, 19)} | {("MaxPool", v) for v in (10, 11, 12)} | {("LpPool", 18)}
 CRASHES = (TypeError, ValueError, AssertionError, LookupError, ArithmeticError, AttributeError)
 TESTED = [op for op in entries() if op.family is not Family.OPAQUE]
 
@@ -21,7 +23,9 @@ def opsets(op: Op) -> list[int]:
     """Where the entry is tried: at each schema version it stands for, and the newest opset it is valid in."""
     later = [e.since for e in OPS[op.domain, op.name] if e.since > op.since]
     first, last = max(op.since, 7), min(later) - 1 if later else NEWEST
-    history = [s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op.name and not s.domain]
+    schemas = [s for s in onnx.defs.get_all_schemas_with_history() if s.name == op.name and s.domain == op.domain]
+    last = min([last, *(s.since_version - 1 for s in schemas if s.deprecated)])
+    history = [s.since_version for s in schemas]
     listed = sorted({first, *(v for v in history if first < v <= last)})
     return listed if last >= first else []
 
@@ -64,7 +68,8 @@ def check(op: Op, sample: Sample, opset: int, want: list[np.ndarray], wholly: bo
         yield from (f"[{dims}] {p}" for p in disagreements(op, ours, want))
         if dims == "static":
             shapes = onnx_shapes(op, sample, opset)
-            yield from (f"onnx says {a}, table {b}" for a, b in zip(shapes, ours.static, strict=True) if clash(a, b))
+            if (op.name, opset) not in ONNX_SHAPES_WRONG:
+                yield from (f"onnx says {a}, table {b}" for a, b in zip(shapes, ours.static, strict=True) if clash(a, b))
 
 
 def clash(a, b) -> bool:
