@@ -20,9 +20,9 @@ from onnxfuse.ir.prims import PRIMS
 from onnxfuse.ir.simplify import simplify
 from onnxfuse.ir.types import Dim, tensor
 from onnxfuse.runtime.jit import jit
-from onnxfuse.target import Target
+from onnxfuse.target import TARGETS, Target
 from onnxfuse.templates.rowwise import ROWWISE, tidy
-from tests.codegen.machines import MACHINES, V3
+from tests.codegen.machines import MACHINES, V3, undefined
 
 F32 = DType.F32
 N, M = sym("N"), sym("M")
@@ -370,6 +370,16 @@ def test_elementwise_code_is_whole_vectors_without_calls():
     assert "vmaxps" in text
     assert "addss" not in text
     assert "call" not in text
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_code_for_every_target_is_self_contained(target):
+    x, y, ax = t("x", 37, 60), t("y", 60, 37), axes(60, 37)
+    turned = pointwise([x], y, ax, apply("erf", at(x, var(ax[1]), var(ax[0]))))
+    for kernel in (softmax(N, M, None), turned):
+        for schedule in ROWWISE.propose(kernel, target):
+            data = compile_module(emit_module(Plan(kernel, schedule, ROWWISE), target).text, target).data
+            assert undefined(data) == []
 
 
 def test_contiguous_axes_become_one():
