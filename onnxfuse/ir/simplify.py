@@ -8,6 +8,7 @@ Rules (all exact on integers without overflow; indices and dimensions are far be
   * collect and cancel terms; distribute products of sums
   * floordiv(p, c): multiples of c leave the division: (c*q + r)//c = q + r//c, and r//c = 0 when 0 <= r < c
   * mod(p, c): multiples of c vanish, and r mod c = r when 0 <= r < c
+  * (g*a + s)//c = a//(c/g) when 0 <= s < g and g divides c;  c*(x//c) + x%c = x
   * division by a monomial that divides every term: (N*C)//N = C (an N of 0 means no elements at all)
   * min, max, lt, le, eq decided by ranges; i64(i32(x)) = x for a dimension x >= 0; nested bdim of the same pair
 Nested divisions are *not* merged: (x//2)//2 keeps its inner x//2, so that a kernel whose input dimension is x//2
@@ -16,6 +17,7 @@ can still name it (schedule/kernelize.py binds dimensions that way). Floats are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from onnxfuse.ir.dtypes import DType
@@ -267,7 +269,7 @@ def _step(e: Expr) -> Expr | None:
         return None
     match name:
         case "add" | "sub" | "mul" | "neg":
-            return from_poly(poly(e))
+            return from_poly(_recombined(poly(e)))
         case "floordiv" | "idiv":
             if name == "idiv" and not ((bounds(e.args[0])[0] or -1) >= 0 or bounds(e.args[0])[0] == 0):
                 return None
@@ -285,6 +287,22 @@ def _step(e: Expr) -> Expr | None:
         case "cast":
             return _round_trip(e.args[0])
     return None
+
+
+def _recombined(p: Poly) -> Poly:
+    """c*(x//c) + x%c = x, also scaled and times other atoms."""
+    for mono, coeff in p.items():
+        for atom in mono:
+            if not (isinstance(atom, Apply) and atom.prim.name == "floordiv" and isinstance(atom.args[1], Lit)):
+                continue
+            x, c = atom.args
+            others = _without(mono, (atom,)) or ()
+            rest = tuple(sorted((*others, apply("mod", x, c)), key=_key))
+            part = p.get(rest)
+            if part is not None and coeff == part * int(atom.args[1].value):
+                left = {m: k for m, k in p.items() if m not in (mono, rest)}
+                return _recombined(plus(left, times({others: part}, poly(x)), 1))
+    return p
 
 
 def _bdim(e: Apply) -> Expr | None:
@@ -383,9 +401,24 @@ def _floordiv(a: Expr, b: Expr) -> Expr | None:
         lo, hi = _poly_bounds(r)
         if lo is not None and hi is not None and lo // c == hi // c:
             return from_poly(plus(q, {(): lo // c} if lo // c else {}, 1))
+        narrowed = _narrowed(r, c)
+        if narrowed is not None:
+            r, c = narrowed
+            b = i64(c)
         rest = from_poly(r)
         return from_poly(plus(q, {(apply("floordiv", rest, b),): 1}, 1)) if q else apply("floordiv", rest, b)
     return _divide_out(a, b)
+
+
+def _narrowed(r: Poly, c: int) -> tuple[Poly, int] | None:
+    """(g*a + s)//c = a//(c/g) when 0 <= s < g and g divides c: a smaller division."""
+    terms = sorted(r.items(), key=lambda item: -abs(item[1]))
+    for split in range(len(terms) - 1, 0, -1):
+        g = math.gcd(c, *(k for _, k in terms[:split]))
+        lo, hi = _poly_bounds(dict(terms[split:]))
+        if g > 1 and lo is not None and hi is not None and lo >= 0 and hi < g:
+            return {m: k // g for m, k in terms[:split]}, c // g
+    return None
 
 
 def _divide_out(a: Expr, b: Expr) -> Expr | None:

@@ -1,0 +1,148 @@
+"""Whole way, smallest models: each was once wrong, or is a kind of graph that must go through."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime as ort
+import pytest
+
+import onnxfuse
+from onnxfuse.ir.plan import Plans
+
+HEAD = '<ir_version: 8, opset_import: ["" : {opset}]>\n'
+
+
+def model(text: str, opset: int = 17) -> onnx.ModelProto:
+    return onnx.parser.parse_model(HEAD.format(opset=opset) + text)
+
+
+def reference(m: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(m.SerializeToString(), options).run(None, feeds)
+
+
+def agrees(m: onnx.ModelProto, tmp_path: Path, *feeds: dict[str, np.ndarray]) -> Plans:
+    """Optimize, run every feed without and with the library, compare; the plans for further questions."""
+    bundle = onnxfuse.optimize(m, verify=False)
+    out = tmp_path / "out.onnx"
+    bundle.save(out)
+    sessions = [ort.InferenceSession(out)]
+    if bundle.library is not None:
+        sessions.append(onnxfuse.InferenceSession(out))
+    for feed in feeds:
+        want = reference(m, feed)
+        for session in sessions:
+            for a, b in zip(want, session.run(None, feed), strict=True):
+                assert a.dtype == b.dtype
+                np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+    return bundle.plans
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+def test_a_shape_computed_from_the_groups_own_value_makes_no_cycle(tmp_path: Path) -> None:
+    m = model("""g (float[N,8,H,W] x) => (float[N,8,1,1] p, float[M,8] y) {
+        p = GlobalAveragePool(x)
+        s = Shape(p)
+        zero = Constant<value_ints=[0]>()
+        two = Constant<value_ints=[2]>()
+        head = Slice(s, zero, two)
+        y = Reshape(p, head)
+    }""")
+    agrees(m, tmp_path, {"x": random(2, 8, 3, 5)}, {"x": random(1, 8, 1, 1)})
+
+
+def test_a_dimension_that_no_input_has_is_read_from_the_reshape_target(tmp_path: Path) -> None:
+    # rows*cols of x do not tell rows and cols apart; the target tensor does.
+    m = model("""g (float[A,B] x, float[A,4] y) => (float[P,Q,4] z) {
+        s = Shape(x)
+        n1 = Constant<value_ints=[-1]>()
+        flat = Reshape(x, n1)
+        four = Constant<value_ints=[4]>()
+        one = Constant<value_ints=[1]>()
+        t = Concat<axis=0>(s, one)
+        r = Reshape(flat, t)
+        e = Exp(r)
+        reps = Constant<value_ints=[1,1,4]>()
+        z = Tile(e, reps)
+    }""")
+    agrees(m, tmp_path, {"x": random(3, 5), "y": random(3, 4)}, {"x": random(1, 2), "y": random(1, 4)})
+
+
+def test_a_window_larger_than_the_input_counts_once(tmp_path: Path) -> None:
+    m = model("""g (float[1,2,H,W] x) => (float[1,2,P,Q] y) {
+        a = AveragePool<kernel_shape=[3,2], strides=[3,2]>(x)
+        y = Relu(a)
+    }""")
+    agrees(m, tmp_path, {"x": random(1, 2, 2, 8)}, {"x": random(1, 2, 7, 9)})
+
+
+def test_shape_arithmetic_in_i32_stays_exact(tmp_path: Path) -> None:
+    m = model("""g (float[N,1] x, float[A,S] y) => (float[P,Q] z) {
+        sh = Shape(y)
+        one = Constant<value_ints=[1]>()
+        s = Gather(sh, one)
+        si = Cast<to=6>(s)
+        two = Constant<value = int32[1] {2}>()
+        s2 = Mul(si, two)
+        sl = Cast<to=7>(s2)
+        shape = Concat<axis=0>(one, sl)
+        e = Expand(x, shape)
+        cat = Concat<axis=1>(y, y)
+        t = Add(e, cat)
+        z = Relu(t)
+    }""")
+    agrees(m, tmp_path, {"x": random(3, 1), "y": random(1, 4)}, {"x": random(3, 1), "y": random(3, 4)})
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3, 4), (3, 4)), ((1, 4), (3, 4)), ((3, 1), (3, 4)), ((1, 1), (1, 1)), ((3, 4), (1, 1))]
+)
+def test_extents_that_broadcast_only_at_run_time(tmp_path: Path, shapes: tuple[tuple[int, ...], ...]) -> None:
+    m = model("g (float[A,B] x, float[C,D] y) => (float[P,Q] z) { t = Add(x, y)  u = Exp(t)  z = Mul(u, x) }")
+    plans = agrees(m, tmp_path, {"x": random(*shapes[0]), "y": random(*shapes[1])})
+    assert plans.plans[0].general is not None
+
+
+def test_extents_that_cannot_broadcast_are_an_error_not_a_crash(tmp_path: Path) -> None:
+    m = model("g (float[A,B] x, float[C,D] y) => (float[P,Q] z) { t = Add(x, y)  z = Exp(t) }")
+    bundle = onnxfuse.optimize(m, verify=False)
+    bundle.save(tmp_path / "out.onnx")
+    session = onnxfuse.InferenceSession(tmp_path / "out.onnx")
+    with pytest.raises(Exception, match="broadcast"):
+        session.run(None, {"x": random(3, 4), "y": random(2, 4)})
+
+
+def test_groups_of_equal_structure_share_one_kernel(tmp_path: Path) -> None:
+    m = model("""g (float[4,8] x, float[8,8] w1, float[8,8] w2, float[8] b1, float[8] b2) => (float[4,8] y) {
+        a = MatMul(x, w1)  c = Add(a, b1)  d = Relu(c)
+        e = MatMul(d, w2)  f = Add(e, b2)  y = Relu(f)
+    }""")
+    rng = np.random.default_rng(1)
+    while len(m.graph.input) > 1:
+        weight = m.graph.input.pop()
+        shape = [d.dim_value for d in weight.type.tensor_type.shape.dim]
+        array = rng.standard_normal(shape, dtype=np.float32)
+        m.graph.initializer.append(onnx.numpy_helper.from_array(array, weight.name))
+    plans = agrees(m, tmp_path, {"x": random(4, 8)})
+    assert len(plans.calls) == 2
+    assert len(plans.plans) == 1
+
+
+def test_an_empty_batch_goes_through(tmp_path: Path) -> None:
+    m = model("""g (float[N,8] x) => (float[N,8] y) { e = Exp(x)  s = Softmax(e)  y = Relu(s) }""")
+    agrees(m, tmp_path, {"x": random(0, 8)}, {"x": random(5, 8)})
+
+
+def test_a_lone_reshape_stays_with_the_runtime(tmp_path: Path) -> None:
+    m = model("""g (float[2,3,4] x) => (float[6,4] y) {
+        shape = Constant<value_ints=[6,4]>()
+        y = Reshape(x, shape)
+    }""")
+    plans = agrees(m, tmp_path, {"x": random(2, 3, 4)})
+    assert [r.code for r in plans.refused.values()] == ["NF_FREE_VIEW"]
