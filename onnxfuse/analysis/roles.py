@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Var, axes_of, i64, load, substitute, var, walk, where
+from onnxfuse.ir.expr import TRUE, Apply, Expr, Lit, Load, Var, axes_of, i64, lit, load, substitute, var, walk, where
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel, Store
 from onnxfuse.ir.loops import Axis
@@ -95,6 +95,7 @@ def roles(kernel: Kernel) -> Contraction | Refusal:
         return parts
     if parts.combine.name != "add" or parts.init.value != 0:
         return Refusal("GEMM_COMBINE", f"reduces with {parts.combine} from {parts.init}")
+    parts = _split_phases(parts)
     factors = _factors(parts.body)
     return factors if isinstance(factors, Refusal) else _assign(parts, *factors)
 
@@ -131,6 +132,7 @@ class Parts:
     finish: Expr
     result: Load | None
     stores: tuple[Store, ...]
+    loops: frozenset[Axis] = frozenset()  # output axes that are always looped outside
 
     def substitute(self, mapping: Mapping[Expr, Expr], outer: tuple[Axis, ...], k: tuple[Axis, ...]) -> Parts:
         """Replace variables everywhere and bring the indices to normal form."""
@@ -226,6 +228,96 @@ def _group_size(body: Expr, axis: Axis) -> int | None:
     return None
 
 
+# ---- phases of a transposed convolution ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Phase:
+    """A guard (out - tap + offset) % step == 0."""
+
+    guard: Expr
+    out: Axis
+    tap: Axis
+    step: int
+    offset: int
+
+
+def _split_phases(parts: Parts) -> Parts:
+    """Split output and tap axes of a strided transposed convolution by the phase of the output.
+
+    With out = q*s + r only the taps t*s + (r + offset) % s contribute, and the source index (out - tap + offset) // s
+    is q - t + (r + offset) // s: no remainder is left to test, no tap multiplied by zero, and q is a plain column axis.
+    """
+    seen: list[Expr] = []
+    while True:
+        phase = next((p for p in _phases(parts) if p.guard not in seen), None)
+        if phase is None:
+            return parts
+        seen.append(phase.guard)
+        parts = _split_phase(parts, phase) or parts
+
+
+def _phases(parts: Parts) -> list[_Phase]:
+    out = []
+    for e in walk(parts.body):
+        if not (isinstance(e, Apply) and e.prim.name == "eq" and e.args[1] is i64(0)):
+            continue
+        mod = e.args[0]
+        if not (isinstance(mod, Apply) and mod.prim.name == "mod" and isinstance(mod.args[1], Lit)):
+            continue
+        found = _difference(parts, mod.args[0])
+        if found is not None:
+            out.append(_Phase(e, found[0], found[1], int(mod.args[1].value), found[2]))
+    return out
+
+
+def _difference(parts: Parts, e: Expr) -> tuple[Axis, Axis, int] | None:
+    """(out, tap, offset) of `out - tap + offset`."""
+    terms = poly(e)
+    offset = terms.get((), 0)
+    plus = [m[0] for m, c in terms.items() if m and c == 1 and len(m) == 1 and isinstance(m[0], Var)]
+    minus = [m[0] for m, c in terms.items() if m and c == -1 and len(m) == 1 and isinstance(m[0], Var)]
+    if len(plus) != 1 or len(minus) != 1 or len([m for m in terms if m]) != 2:
+        return None
+    out, tap = plus[0], minus[0]
+    assert isinstance(out, Var)
+    assert isinstance(tap, Var)
+    return (out.axis, tap.axis, offset) if out.axis in parts.outer and tap.axis in parts.k else None
+
+
+def _split_phase(parts: Parts, p: _Phase) -> Parts | None:
+    s = p.step
+    taps = p.tap.extent
+    count = as_dim(dim_expr(p.out.extent) // i64(s))
+    if not isinstance(taps, int) or not same(as_dim(dim_expr(count) * s), p.out.extent):
+        return None
+    q, r = Axis(p.out.name, count), Axis(f"{p.out.name}.r", s)
+    t = Axis(p.tap.name, -(-taps // s))
+    mapping: dict[Expr, Expr] = {p.guard: TRUE}
+    for e in walk(parts.body):
+        if not (isinstance(e, Apply) and e.prim.name == "floordiv" and e.args[1] is i64(s)):
+            continue
+        found = _difference(parts, e.args[0])
+        if found is not None and found[:2] == (p.out, p.tap) and (found[2] - p.offset) % s == 0:
+            mapping[e] = var(q) - var(t) + (var(r) + found[2]) // i64(s)
+    tap = var(t) * s + (var(r) + p.offset) % i64(s)
+    body = substitute(parts.body, mapping)
+    if taps % s:
+        factors = _factors(body)
+        if isinstance(factors, Refusal):
+            return None
+        inside = tap < taps
+        x, y = (where(inside, f, lit(0, f.dtype)) for f in factors)
+        body = x * y
+    at = parts.outer.index(p.out)
+    split = replace(parts, body=body, loops=parts.loops | {r}).substitute(
+        {var(p.out): var(q) * s + var(r), var(p.tap): tap},
+        (*parts.outer[:at], r, q, *parts.outer[at + 1 :]),
+        tuple(t if a is p.tap else a for a in parts.k),
+    )
+    return _drop_ones(split)
+
+
 # ---- roles ----
 
 
@@ -236,12 +328,12 @@ def _assign(parts: Parts, x: Expr, y: Expr) -> Contraction | Refusal:
         return Refusal("GEMM_K", f"{lost[0]} is summed but not in both factors")
     if not parts.k:
         return Refusal("GEMM_K", "nothing is summed")
-    only_x = [a for a in parts.outer if a in in_x and a not in in_y]
-    only_y = [a for a in parts.outer if a in in_y and a not in in_x]
-    batch = [a for a in parts.outer if (a in in_x) == (a in in_y)]
+    only_x = [a for a in parts.outer if a in in_x and a not in in_y and a not in parts.loops]
+    only_y = [a for a in parts.outer if a in in_y and a not in in_x and a not in parts.loops]
+    batch = [a for a in parts.outer if a not in only_x and a not in only_y]
     if not only_x and not only_y:
         return Refusal("GEMM_ROLES", "no axis belongs to one factor alone")
-    unit = unit_axis(parts.stores[0])
+    unit = _inner_axis(parts.stores[0], [*only_x, *only_y])
     swapped = unit in only_x or (unit not in only_y and not only_y)
     a, b, rows, cols = (y, x, only_y, only_x) if swapped else (x, y, only_x, only_y)
     c = Contraction(
@@ -273,6 +365,16 @@ def unit_axis(store: Store) -> Axis | None:
             continue
         found = [a for a in axes_of(e) if affine(e, a) == 1]
         return found[0] if len(found) == 1 else None
+    return None
+
+
+def _inner_axis(store: Store, candidates: list[Axis]) -> Axis | None:
+    """The candidate along which the output's elements lie closest."""
+    for e in reversed(store.index):
+        steps = {a: affine(e, a) for a in candidates}
+        found = [(step, k) for k, step in enumerate(steps.values()) if step]
+        if found:
+            return candidates[min(found)[1]]
     return None
 
 

@@ -183,3 +183,19 @@ def test_windows_are_refused(kernel: Kernel, code: str) -> None:
     got = window(kernel)
     assert isinstance(got, Refusal)
     assert got.code == code
+
+
+def test_a_strided_transposed_convolution_is_split_by_phase() -> None:
+    """No tap is multiplied by zero and nothing is left to test but the range."""
+    n, f, x, c, kx = Axis("n", N), Axis("f", 8), Axis("x", W * 2), Axis("c", 6), Axis("kx", 4)
+    image, weight = Value("X", tensor(DType.F32, [N, 6, W])), Value("W", tensor(DType.F32, [6, 8, 4]))
+    numer = var(x) + 1 - var(kx)
+    at = numer // i64(2)
+    inside = (i64(0) <= at) & (at < W) & apply("eq", numer % i64(2), i64(0))
+    data = where(inside, element(image, var(n), var(c), at), lit(0, DType.F32))
+    body = data * element(weight, var(c), var(f), var(kx))
+    out = Value("Y", tensor(DType.F32, [N, 8, W * 2]))
+    got = found(anchored("t", [image, weight], [n, f, x], [c, kx], body, out, None, [weight]))
+    assert names(got) == {"batch": ["n", "x.r"], "rows": ["f"], "cols": ["x"], "k": ["c", "kx"]}
+    assert str(got.depth) == "12"
+    assert "%" not in str(got.b).replace("%X", "")

@@ -129,12 +129,20 @@ def test_prologue_under_the_guard() -> None:
     within(got, np.maximum(x * 2 + np.float32(0.5), 0), w, s)
 
 
-@pytest.mark.parametrize(("stride", "pad", "groups"), [(1, 1, 1), (2, 1, 1), (2, 0, 1), (3, 1, 1), (2, 1, 2)])
-def test_transposed(stride: int, pad: int, groups: int) -> None:
-    c, f, k = 6, 10, 3
+@pytest.mark.parametrize(
+    ("k", "stride", "pad", "groups", "extra"),
+    [
+        (3, 1, 1, 1, 0), (3, 2, 1, 1, 0), (3, 2, 0, 1, 0), (3, 3, 1, 1, 0), (3, 2, 1, 2, 0),
+        (2, 2, 0, 1, 0), (4, 2, 1, 1, 0), (3, 2, 1, 1, 1), (5, 2, 2, 2, 1), (6, 3, 2, 1, 2),
+        (8, 4, 2, 1, 0), (4, 2, 2, 1, 0),
+    ],
+)  # fmt: skip
+def test_transposed(k: int, stride: int, pad: int, groups: int, extra: int) -> None:
+    """Where the stride divides the output, axes are split by phase; else the general packing runs."""
+    c, f = 6, 10
     fg, cg = f // groups, c // groups
     x, w = Value("X", tensor(DType.F32, [N, c, H, W])), Value("W", tensor(DType.F32, [c, fg, k, k]))
-    outs = [simplify((d - 1) * stride + (k - 2 * pad)) for d in (H, W)]
+    outs = [simplify((d - 1) * stride + (k - 2 * pad + extra)) for d in (H, W)]
     an, af, ay, ax = Axis("n", N), Axis("f", f), Axis("y", outs[0]), Axis("x", outs[1])
     ac, ky, kx = Axis("c", cg), Axis("ky", k), Axis("kx", k)
     channel: Expr = var(ac) if groups == 1 else (var(af) // i64(fg)) * cg + var(ac)
@@ -153,7 +161,7 @@ def test_transposed(stride: int, pad: int, groups: int) -> None:
     rng = np.random.default_rng(3)
     xs, ws = (rng.standard_normal(d).astype(np.float32) for d in ((2, c, 7, 9), (c, fg, k, k)))
     got = jit(Plan(kernel, found[0], GEMM), NATIVE)([xs, ws])[0]
-    full = np.zeros((2, f, 6 * stride + k, 8 * stride + k))
+    full = np.zeros((2, f, 6 * stride + k + extra, 8 * stride + k + extra))
     for g in range(groups):
         part = np.einsum(
             "nchw,cfyx->nfhwyx", xs[:, g * cg : (g + 1) * cg].astype(np.float64), ws[g * cg : (g + 1) * cg]
