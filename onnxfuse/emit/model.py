@@ -31,6 +31,9 @@ from onnxfuse.ir.types import Dim
 
 PREFIX = "onnxfuse."  # of metadata_props
 FUNCTIONS_IR = 8  # first IR version with local functions
+OLDEST_IR = 9  # newest IR version that onnxruntime 1.17 loads
+OLDEST_OPSET = 20  # newest opset it knows
+NEWER_TYPES = frozenset(range(21, 64))  # TensorProto.DataType codes that came after IR 9 (4-bit types and later)
 Tensors = Mapping[str, onnx_ir.TensorProtocol]
 
 
@@ -88,7 +91,7 @@ def emit(
     functions = _functions(groups, calls, atomized, source)
     model = onnx.ModelProto()
     copy_fields(source.model, model, skip=("graph", "functions", "opset_import", "metadata_props", "ir_version"))
-    model.ir_version = max(source.model.ir_version, FUNCTIONS_IR)
+    model.ir_version = _ir_version(source)
     model.functions.extend([*source.model.functions, *functions])
     model.opset_import.extend(source.model.opset_import)
     if functions and DOMAIN not in source.graph.imports:
@@ -98,6 +101,36 @@ def emit(
     out = Emission(model, tensors)
     check(skeleton(model, tensors))
     return out
+
+
+def _ir_version(source: Source) -> int:
+    """At least what functions need; IR 9 where the model uses nothing newer, so that onnxruntime 1.17 loads it.
+
+    IR 10 and later only added element types, overloads of functions and metadata of nodes, which older readers skip.
+    """
+    own = int(source.model.ir_version)
+    if own <= OLDEST_IR:
+        return max(own, FUNCTIONS_IR)
+    tensors = {int(t.dtype) for t in source.tensors.values()}
+    plain = not source.model.functions and not (tensors | _types_in(source.model.graph)) & NEWER_TYPES
+    return OLDEST_IR if plain and source.graph.opset <= OLDEST_OPSET else own
+
+
+def _types_in(graph: onnx.GraphProto) -> set[int]:
+    """Element types that inputs and attributes name, bodies of control flow included (any small integer counts)."""
+    found: set[int] = set()
+    pending = [graph]
+    while pending:
+        g = pending.pop()
+        found |= {v.type.tensor_type.elem_type for v in (*g.input, *g.output, *g.value_info)}
+        found |= {t.data_type for t in g.initializer}
+        for attr in (a for n in g.node for a in n.attribute):
+            if attr.name in ("to", "dtype", "output_dtype"):
+                found.add(attr.i)
+            found |= {t.data_type for t in (attr.t, *attr.tensors)}
+            pending += [attr.g] if attr.HasField("g") else []
+            pending += list(attr.graphs)
+    return found
 
 
 # --- nodes -----------------------------------------------------------------------------------------------------------
