@@ -65,7 +65,7 @@ def test_a_node_whose_body_was_inlined_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_report_holds_results_and_what_was_left() -> None:
-    good = check_models.Outcome("net", size=10, peak_rss=25, groups=3, left={"LSTM UN_OP": 2})
+    good = check_models.Outcome("net", size=100_000_000, peak_rss=250_000_000, groups=3, left={"LSTM UN_OP": 2})
     bad = check_models.Outcome("other", failures=["run: exit -11"], notes=["old refuses the original: IR"])
     text = check_models.report([good, bad])
     assert "LSTM UN_OP x2" in text
