@@ -15,7 +15,7 @@ from onnxfuse.ops.dsl import axis_of
 from onnxfuse.ops.pointwise import Abs, Cast, Clip_6, Equal, Exp, Log, Max, Min, Sqrt, Where
 from onnxfuse.ops.reduce import ReduceL1, ReduceL2, ReduceMax, ReduceMean, ReduceSum
 from onnxfuse.ops.table import GraphTensor, composite
-from onnxfuse.ops.view import Reshape, Shape, Transpose, Unsqueeze
+from onnxfuse.ops.view import Reshape, Shape, Squeeze, Transpose, Unsqueeze
 
 
 def _wide(x: GraphTensor) -> GraphTensor:
@@ -67,21 +67,16 @@ def LogSoftmax(x, *, axis=-1):
 
 def _log_sum_exp(x: GraphTensor, axes: list[int] | None, keepdims: int) -> GraphTensor:
     every = list(range(x.rank)) if axes is None else sorted(axis_of(a, x.rank) for a in axes)
-    if not every:
-        raise Unsupported("UN_SHAPE_MISMATCH", "ReduceLogSumExp over no axes")
     if not x.dtype.is_float:
         raise Unsupported("UN_DTYPE", f"ReduceLogSumExp on {x.dtype} is not implemented")
     w = _wide(x)
+    if not every:
+        return _back(Log(Exp(w)), x.dtype)
     top = ReduceMax(w, axes=every, keepdims=1)
     huge = float(np.finfo(w.dtype.numpy).max)  # an infinite maximum must not become inf - inf
     top = Max(Min(top, huge), -huge) if x.builder.opset >= 8 else Clip_6(top, min=-huge, max=huge)
     total = _back(Log(ReduceSum(Exp(w - top), axes=every, keepdims=1)) + top, x.dtype)
-    if keepdims:
-        return total
-    shape = [d for k, d in enumerate(total.shape) if k not in every]
-    if sum(not isinstance(d, int) for d in shape) > 1:
-        raise Unsupported("UN_DATA_DEPENDENT", "ReduceLogSumExp with several run-time dimensions and keepdims=0")
-    return Reshape(total, shape=[d if isinstance(d, int) else -1 for d in shape])
+    return total if keepdims else Squeeze(total, axes=every)
 
 
 @composite(name="ReduceLogSumExp")

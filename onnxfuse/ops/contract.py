@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from onnxfuse.errors import Unsupported
+from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, apply, cast, i64, lit, substitute, syms_of
 from onnxfuse.ir.simplify import as_dim, bounds, dim_expr, known, simplify
@@ -64,40 +65,65 @@ def _out_extent(d: Dim, kernel: int, stride: int, dilation: int, begin: int, end
 
 def _fits(room: Expr) -> bool:
     """Provably >= 0 for inputs whose run-time dimensions are not 0."""
-    at_least_one = {s: s + 1 for s in syms_of(room)}
+    at_least_one: dict[Expr, Expr] = {s: s + 1 for s in syms_of(room)}
     low, _ = bounds(simplify(substitute(room, at_least_one)))
     return low is not None and low >= 0
 
 
-def spatial_pads(
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How windows lie over the spatial dimensions. `refusal`: the padding is only known at run time, the counts are."""
+
+    kernel: list[int]
+    stride: list[int]
+    dilation: list[int]
+    begin: list[int]  # padding
+    end: list[int]
+    counts: list[Dim]
+    refusal: Refusal | None = None
+
+
+def windows(
     x: Tensor,
     kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
+    strides: Sequence[int] | None,
+    dilations: Sequence[int] | None,
     pads: Sequence[int] | None,
     auto_pad: str,
-) -> tuple[list[int], list[int]]:
-    """(begin, end) padding of every spatial dimension."""
+    ceil: int = 0,
+) -> Windows:
+    """The windows of a convolution or pool over `x`."""
     n = len(kernel)
+    stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
+    w = Windows(list(kernel), stride, dilation, [0] * n, [0] * n, [])
+    refusal = None
     if auto_pad in ("NOTSET", ""):
         flat = list(pads) if pads is not None else [0] * (2 * n)
-        return flat[:n], flat[n:]
-    if auto_pad == "VALID":
-        return [0] * n, [0] * n
-    begin, end = [], []
-    for k in range(n):
-        d = x.shape[2 + k]
-        span = dilations[k] * (kernel[k] - 1) + 1
-        if isinstance(d, int):
-            total = max((-(-d // strides[k]) - 1) * strides[k] + span - d, 0)
-        elif strides[k] == 1:
-            total = span - 1
-        else:
-            raise Unsupported("UN_DATA_DEPENDENT", f"auto_pad={auto_pad} with stride {strides[k]} on dimension {d}")
-        small = total // 2
-        begin.append(small if auto_pad == "SAME_UPPER" else total - small)
-        end.append(total - begin[-1])
-    return begin, end
+        w = replace(w, begin=flat[:n], end=flat[n:])
+    elif auto_pad != "VALID":
+        totals = [_same_total(x.shape[2 + k], kernel[k], stride[k], dilation[k]) for k in range(n)]
+        if None in totals:
+            why = f"auto_pad={auto_pad} with strides {stride} on {x.type}: the padding depends on the dimensions"
+            refusal = Refusal("UN_DATA_DEPENDENT", why)
+        small = [(t or 0) // 2 for t in totals]
+        large = [(t or 0) - s for t, s in zip(totals, small, strict=True)]
+        begin, end = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+        w = replace(w, begin=begin, end=end)
+    if refusal is not None:
+        rounded = [as_dim((dim_expr(d) + (s - 1)) // s) for d, s in zip(x.shape[2:], stride, strict=True)]
+        return replace(w, counts=rounded, refusal=refusal)
+    counts = [
+        _out_extent(x.shape[2 + k], kernel[k], stride[k], dilation[k], w.begin[k], w.end[k], ceil) for k in range(n)
+    ]
+    return replace(w, counts=counts)
+
+
+def _same_total(d: Dim, kernel: int, stride: int, dilation: int) -> int | None:
+    """Padding of one dimension so that there are ceil(d / stride) windows; None when it depends on run-time `d`."""
+    span = dilation * (kernel - 1) + 1
+    if isinstance(d, int):
+        return max((-(-d // stride) - 1) * stride + span - d, 0)
+    return span - 1 if stride == 1 else None
 
 
 _SPACE = ("x",), ("y", "x"), ("z", "y", "x")
@@ -110,9 +136,8 @@ def Conv(x, w, b=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_sha
     kernel = [_static(d, "kernel") for d in w.shape[2:]]
     if not 1 <= n <= 3:
         raise Unsupported("UN_SHAPE_MISMATCH", f"Conv over {n} spatial dimensions")
-    stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
-    begin, end = spatial_pads(x, kernel, stride, dilation, pads, auto_pad)
-    spatial = [_out_extent(x.shape[2 + k], kernel[k], stride[k], dilation[k], begin[k], end[k]) for k in range(n)]
+    over = windows(x, kernel, strides, dilations, pads, auto_pad)
+    stride, dilation, begin = over.stride, over.dilation, over.begin
     features, per_group = _static(w.shape[0], "channels"), _static(w.shape[1], "channels")
     per_out = features // group
 
@@ -128,7 +153,8 @@ def Conv(x, w, b=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_sha
     names = ["n", "f", *_SPACE[n - 1], "c", *(f"k{s}" for s in _SPACE[n - 1])]
     finish = None if b is None else (lambda acc, _n, f, *_: acc + compute(b[f]))
     reduce_ = [per_group, *kernel]
-    return Loops([x.shape[0], features, *spatial], body, x.dtype, reduce_, finish=finish, names=names)
+    shape = [x.shape[0], features, *over.counts]
+    return Loops(shape, body, x.dtype, reduce_, finish=finish, names=names, refusal=over.refusal)
 
 
 @contract

@@ -30,7 +30,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
         "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
     )),
     *((n, _STRING) for n in (
-        "StringNormalizer", "TfIdfVectorizer", "RegexFullMatch", "StringConcat", "StringSplit", "LabelEncoder",
+        "StringNormalizer", "TfIdfVectorizer", "RegexFullMatch", "StringConcat", "StringSplit",
     )),
     *((n, _SCATTER) for n in ("Scatter", "TensorScatter", "MaxUnpool")),
     *((n, _SIGNAL) for n in (
@@ -99,13 +99,14 @@ def CumSum(x, axis, *, exclusive=0, reverse=0):
     return _as(x)
 
 
-@shaped(_SEQUENTIAL)
+@shaped(_SEQUENTIAL, since=26)
 def CumProd(x, axis, *, exclusive=0, reverse=0):
     """Running product."""
     return _as(x)
 
 
-def _recurrent(x: Tensor, hidden: int, direction: str, layout: int, states: int) -> list[TensorType]:
+def _recurrent(x: Tensor, r: Tensor, direction: str, layout: int, states: int) -> list[TensorType]:
+    hidden = r.shape[-1]
     ways = 2 if direction == "bidirectional" else 1
     if layout:
         batch, length = x.shape[:2]
@@ -130,12 +131,12 @@ def LSTM(
     activations=None,
     clip=None,
     direction="forward",
-    hidden_size,
+    hidden_size=None,
     input_forget=0,
     layout=0,
 ):
     """Long short-term memory."""
-    return _recurrent(x, hidden_size, direction, layout, 2)
+    return _recurrent(x, r, direction, layout, 2)
 
 
 @shaped(_SEQUENTIAL)
@@ -152,12 +153,12 @@ def GRU(
     activations=None,
     clip=None,
     direction="forward",
-    hidden_size,
+    hidden_size=None,
     linear_before_reset=0,
     layout=0,
 ):
     """Gated recurrent unit."""
-    return _recurrent(x, hidden_size, direction, layout, 1)
+    return _recurrent(x, r, direction, layout, 1)
 
 
 @shaped(_SEQUENTIAL)
@@ -174,11 +175,11 @@ def RNN(
     activations=("Tanh", "Tanh"),
     clip=None,
     direction="forward",
-    hidden_size,
+    hidden_size=None,
     layout=0,
 ):
     """Plain recurrent net."""
-    return _recurrent(x, hidden_size, direction, layout, 1)
+    return _recurrent(x, r, direction, layout, 1)
 
 
 @shaped(_SCATTER, since=11)
@@ -232,9 +233,7 @@ def RoiAlign(
 
 
 @shaped(_TODO, since=23)
-def RotaryEmbedding(
-    x, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=0, rotary_embedding_dim=0
-):
+def RotaryEmbedding(x, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=0, rotary_embedding_dim=0):
     """Rotation of pairs of elements by position."""
     return _as(x)
 

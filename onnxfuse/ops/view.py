@@ -224,7 +224,7 @@ def ConstantOfShape(shape, *, value=None):
 
 
 @view(since=11)
-def Range(start, limit, delta):
+def Range(start, limit, delta, *, stash_type=1):
     """start, start + delta, ... below limit."""
     a, b, step = (t.elements()[0] for t in (start, limit, delta))
     if not a.dtype.is_int:
@@ -348,28 +348,31 @@ def _split(x: Tensor, axis: int, sizes: Sequence[Dim]) -> list[Loops]:
     return out
 
 
-def _even(x: Tensor, axis: int, parts: int) -> list[Dim]:
-    """Chunks of ceil(n / parts), the last one smaller."""
+def _evenly(x: Tensor, axis: int, parts: int) -> list[Loops]:
+    """Parts of ceil(n / parts) elements, the last one smaller; the runtime checks what is not known here."""
     d = x.shape[axis_of(axis, x.rank)]
     if isinstance(d, int):
         chunk = -(-d // parts)
-        return [max(0, min(chunk, d - chunk * n)) for n in range(parts)]
-    exact = as_dim(dim_expr(d) // parts)
-    if not same(dim_expr(exact) * parts, d):
-        raise Unsupported("UN_DATA_DEPENDENT", f"Split of a run-time dimension {d} into {parts} parts")
-    return [exact] * parts
+        return _split(x, axis, [max(0, min(chunk, d - chunk * n)) for n in range(parts)])
+    size = as_dim(dim_expr(d) // parts)
+    if same(dim_expr(size) * parts, d):
+        return _split(x, axis, [size] * parts)
+    size = as_dim((dim_expr(d) + (parts - 1)) // parts)
+    sizes = [*([size] * (parts - 1)), as_dim(dim_expr(d) - dim_expr(size) * (parts - 1))]
+    why = f"Split of a run-time dimension {d} into {parts} parts"
+    return [declined(p.shape, p.dtype, "UN_DATA_DEPENDENT", why) for p in _split(x, axis, sizes)]
 
 
 @view(name="Split", since=2)
 def Split_2(x, *, axis=0, split=None, outputs):
     """Parts along an axis, sizes as attribute."""
-    return _split(x, axis, _even(x, axis, outputs) if split is None else list(split))
+    return _evenly(x, axis, outputs) if split is None else _split(x, axis, list(split))
 
 
 @view(since=13)
 def Split(x, split=None, *, axis=0, num_outputs=None, outputs):
     """Parts along an axis."""
-    return _split(x, axis, _even(x, axis, num_outputs or outputs) if split is None else split.dims())
+    return _evenly(x, axis, num_outputs or outputs) if split is None else _split(x, axis, split.dims())
 
 
 # --- padding -------------------------------------------------------------------------------------------------------
@@ -505,13 +508,13 @@ def DepthToSpace(x, *, blocksize, mode="DCR"):
 
 
 @view
-def SpaceToDepth(x, *, blocksize):
-    """Space becomes channels."""
+def SpaceToDepth(x, *, blocksize, mode="DCR"):
+    """Space becomes channels: all of them per place in a block (DCR), or all places per channel (CRD)."""
     n, c, h, w = x.shape
     b = blocksize
 
     def body(bi: Expr, ci: Expr, y: Expr, z: Expr) -> Expr:
-        block, channel = ci // dim_expr(c), ci % dim_expr(c)
+        block, channel = (ci // dim_expr(c), ci % dim_expr(c)) if mode == "DCR" else (ci % (b * b), ci // (b * b))
         return x[bi, channel, y * b + block // b, z * b + block % b]
 
     shape = [n, as_dim(dim_expr(c) * (b * b)), as_dim(dim_expr(h) // b), as_dim(dim_expr(w) // b)]
@@ -521,7 +524,8 @@ def SpaceToDepth(x, *, blocksize):
 @view(since=14)
 def Trilu(x, k=None, *, upper=1):
     """Upper or lower triangle of the last two dimensions; the rest becomes 0."""
-    shift = 0 if k is None else k.ints()[0]
+    at = 0 if k is None else k[tuple(0 for _ in k.shape)]
+    shift = at if isinstance(at, int) else cast(at, DType.I64)
 
     def body(*i: Expr) -> Expr:
         row, col = i[-2], i[-1]

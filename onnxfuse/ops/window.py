@@ -8,17 +8,16 @@ from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, cast, lit
 from onnxfuse.ir.simplify import dim_expr, simplify
-from onnxfuse.ops.contract import _inside, _out_extent, spatial_pads
+from onnxfuse.ops.contract import Windows, _inside, windows
 from onnxfuse.ops.dsl import Loops, absolute, between, compute, declined, guarded, maximum, minimum, power, sqrt
 from onnxfuse.ops.reduce import lowest
 from onnxfuse.ops.table import window
 
 
-def _places(
-    i: Sequence[Expr], n: int, stride: Sequence[int], dilation: Sequence[int], begin: Sequence[int]
-) -> list[Expr]:
+def _places(i: Sequence[Expr], over: Windows) -> list[Expr]:
+    n = len(over.kernel)
     pos, taps = i[2 : 2 + n], i[2 + n :]
-    return [simplify(pos[k] * stride[k] + taps[k] * dilation[k] - begin[k]) for k in range(n)]
+    return [simplify(pos[k] * over.stride[k] + taps[k] * over.dilation[k] - over.begin[k]) for k in range(n)]
 
 
 @window
@@ -35,24 +34,18 @@ def MaxPool(
     outputs,
 ):
     """Maximum over a window; padding never wins."""
-    n = x.rank - 2
-    kernel = list(kernel_shape)
-    stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
-    begin, end = spatial_pads(x, kernel, stride, dilation, pads, auto_pad)
-    spatial = [
-        _out_extent(x.shape[2 + k], kernel[k], stride[k], dilation[k], begin[k], end[k], ceil_mode) for k in range(n)
-    ]
+    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     init = lowest(x.dtype)
 
     def body(*i: Expr) -> Expr:
-        at = _places(i, n, stride, dilation, begin)
+        at = _places(i, over)
         return guarded(_inside(at, x.shape[2:]), lambda: compute(x[(i[0], i[1], *at)]), init)
 
-    shape = [*x.shape[:2], *spatial]
+    shape = [*x.shape[:2], *over.counts]
     if outputs > 1:
         why = "MaxPool with the Indices output is not implemented"
         return [declined(shape, kind, "UN_ARITY", why) for kind in (x.dtype, DType.I64)]
-    return Loops(shape, body, x.dtype, kernel, "max", init)
+    return Loops(shape, body, x.dtype, over.kernel, "max", init, refusal=over.refusal)
 
 
 @window
@@ -63,29 +56,23 @@ def AveragePool(
     if not x.dtype.is_float:
         raise Unsupported("UN_DTYPE", f"AveragePool on {x.dtype}")
     n = x.rank - 2
-    kernel = list(kernel_shape)
-    stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
-    begin, end = spatial_pads(x, kernel, stride, dilation, pads, auto_pad)
-    spatial = [
-        _out_extent(x.shape[2 + k], kernel[k], stride[k], dilation[k], begin[k], end[k], ceil_mode) for k in range(n)
-    ]
+    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     work = x.dtype.compute
 
     def body(*i: Expr) -> Expr:
-        at = _places(i, n, stride, dilation, begin)
+        at = _places(i, over)
         return guarded(_inside(at, x.shape[2:]), lambda: compute(x[(i[0], i[1], *at)]), 0)
 
     def count(pos: Sequence[Expr]) -> Expr:
         """How many taps lie inside (the padded input, or the input)."""
         total: Expr = lit(1, DType.I64)
         for k in range(n):
-            first = pos[k] * stride[k] - begin[k]
-            low, high = (
-                (-begin[k], dim_expr(x.shape[2 + k]) + end[k]) if count_include_pad else (0, dim_expr(x.shape[2 + k]))
-            )
-            d = dilation[k]
+            first = pos[k] * over.stride[k] - over.begin[k]
+            size = dim_expr(x.shape[2 + k])
+            low, high = (-over.begin[k], size + over.end[k]) if count_include_pad else (0, size)
+            d = over.dilation[k]
             skipped = maximum((low - first + (d - 1)) // d, 0)
-            reached = minimum((high - first + (d - 1)) // d, kernel[k])
+            reached = minimum((high - first + (d - 1)) // d, over.kernel[k])
             total = total * simplify(reached - skipped)
         return simplify(total)
 
@@ -93,7 +80,7 @@ def AveragePool(
         taps = count(i[2:])
         return acc / (lit(taps.value, work) if isinstance(taps, Lit) else cast(taps, work))
 
-    return Loops([*x.shape[:2], *spatial], body, x.dtype, kernel, finish=finish)
+    return Loops([*x.shape[:2], *over.counts], body, x.dtype, over.kernel, finish=finish, refusal=over.refusal)
 
 
 @window
@@ -101,23 +88,18 @@ def LpPool(x, *, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape, p
     """p-norm over a window."""
     if not x.dtype.is_float:
         raise Unsupported("UN_DTYPE", f"LpPool on {x.dtype}")
-    n = x.rank - 2
-    kernel = list(kernel_shape)
-    stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
-    begin, end = spatial_pads(x, kernel, stride, dilation, pads, auto_pad)
-    spatial = [
-        _out_extent(x.shape[2 + k], kernel[k], stride[k], dilation[k], begin[k], end[k], ceil_mode) for k in range(n)
-    ]
+    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
 
     def body(*i: Expr) -> Expr:
-        at = _places(i, n, stride, dilation, begin)
+        at = _places(i, over)
         value = guarded(_inside(at, x.shape[2:]), lambda: compute(x[(i[0], i[1], *at)]), 0)
         return absolute(value) if p == 1 else value * value if p == 2 else power(absolute(value), lit(p, value.dtype))
 
     def finish(acc: Expr, *_i: Expr) -> Expr:
         return acc if p == 1 else sqrt(acc) if p == 2 else power(acc, lit(1 / p, acc.dtype))
 
-    return Loops([*x.shape[:2], *spatial], body, x.dtype, kernel, finish=None if p == 1 else finish)
+    shape = [*x.shape[:2], *over.counts]
+    return Loops(shape, body, x.dtype, over.kernel, finish=None if p == 1 else finish, refusal=over.refusal)
 
 
 @window

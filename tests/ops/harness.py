@@ -51,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ours:
-    """What the table says: a shape and dtype per output (None: it does not say), and the values or why there are none."""
+    """What the table says: shape and dtype per output (None: it does not say), and the values or why there are none."""
 
     dtypes: tuple[DType | None, ...]
     shapes: tuple[tuple[int, ...] | None, ...]
@@ -111,7 +111,7 @@ def by_onnxruntime(op: Op, sample: Sample, opset: int) -> list[np.ndarray] | str
 
 
 def graph(op: Op, sample: Sample, opset: int, dims: str) -> Graph:
-    """The node as a Graph. dims: static, shared (one symbol per extent), fresh (one per dimension), known (all const)."""
+    """The node alone. dims: static, shared (a symbol per extent), fresh (a symbol per dimension), known (all const)."""
     inputs: list[Value] = []
     consts: dict[Value, ArrayConst] = {}
     values: list[Value | None] = []

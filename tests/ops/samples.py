@@ -75,7 +75,9 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def sample(*inputs: np.ndarray | None, const: Iterable[int] = (), outputs: int = 1, may: bool = False, **attrs) -> Sample:
+def sample(
+    *inputs: np.ndarray | None, const: Iterable[int] = (), outputs: int = 1, may: bool = False, **attrs
+) -> Sample:
     """`may`: onnxruntime need not have a kernel for it."""
     arrays = tuple(None if a is None else np.asarray(a) for a in inputs)
     return Sample(arrays, attrs, frozenset(const), outputs, may)
@@ -107,16 +109,10 @@ def samples(op: Op, opset: int) -> list[Sample]:
 
 
 # --- pointwise -----------------------------------------------------------------------------------------------------
-ARITY = {
-    n: 2
-    for n in (
-        "Add", "Sub", "Mul", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor",
-        "BitwiseAnd", "BitwiseOr", "BitwiseXor",
-    )
-}  # fmt: skip
-MAIN = {n: BOOL for n in ("And", "Or", "Xor", "Not")} | {
-    n: I32 for n in ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")
-}
+ARITY = dict.fromkeys(("Add", "Sub", "Mul", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"), 2)  # fmt: skip
+MAIN = dict.fromkeys(("And", "Or", "Xor", "Not"), BOOL) | dict.fromkeys(
+    ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"), I32
+)
 ATTRS: dict[str, list[dict[str, object]]] = {
     "LeakyRelu": [{"alpha": 0.3}, {"alpha": -1.5}, {"alpha": 0.0}],
     "Elu": [{"alpha": 0.3}, {"alpha": 2.0}],
@@ -146,7 +142,9 @@ def _unary(op: Op, main: np.dtype) -> Iterator[Sample]:
             yield sample(specials(dtype), may=dtype != main, **attrs)
 
 
-def _binary(main: np.dtype, pick: Callable[[np.dtype], tuple[np.ndarray, np.ndarray]] | None = None) -> Iterator[Sample]:
+def _binary(
+    main: np.dtype, pick: Callable[[np.dtype], tuple[np.ndarray, np.ndarray]] | None = None
+) -> Iterator[Sample]:
     for dtype in DTYPES:
         a, b = (specials(dtype)[:, None], specials(dtype)[None, :]) if pick is None else pick(dtype)
         yield sample(a, b, may=dtype != main)
@@ -225,7 +223,14 @@ def _variadic(op, opset):
 def _prelu(op, opset):
     for dtype in DTYPES:
         yield sample(specials(dtype)[:, None], specials(dtype)[None, :][:, :1], may=dtype != F32)
-    for left, right in (((2, 3), (3,)), ((2, 3, 4), (3, 1)), ((2, 3), ()), ((2, 3), (2, 3)), ((0, 3), (3,)), ((3,), (1,))):
+    for left, right in (
+        ((2, 3), (3,)),
+        ((2, 3, 4), (3, 1)),
+        ((2, 3), ()),
+        ((2, 3), (2, 3)),
+        ((0, 3), (3,)),
+        ((3,), (1,)),
+    ):
         yield sample(rand(left, seed="a"), rand(right, seed="b"))
 
 
@@ -351,7 +356,9 @@ def _reduce(op: Op, opset: int) -> Iterator[Sample]:
             for noop in (0, 1):
                 for keepdims in (0, 1):
                     for axes in (None, []):
-                        yield _reduction(op, rand(shape, lo=low), axes, may=True, noop_with_empty_axes=noop, keepdims=keepdims)
+                        yield _reduction(
+                            op, rand(shape, lo=low), axes, may=True, noop_with_empty_axes=noop, keepdims=keepdims
+                        )
 
 
 @rows("ReduceLogSumExp")
@@ -404,7 +411,7 @@ def _reshape(op, opset):
         ((2, 3, 4), (0, 0, 2, 2)), ((2, 3, 4), (2, -1, 2)), ((), (1, 1)), ((1, 1), ()), ((0, 3), (3, 0)), ((0, 3), (0, -1)),
         ((5,), (5,)), ((2, 3), (1, 2, 1, 3)), ((6, 4), (2, 3, 2, 2)), ((0, 4), (-1, 2)), ((2, 6), (0, 2, 3)),
     ):  # fmt: skip
-        yield sample(rand(shape), ints(*to), const=[1], may=(0, -1) == to and 0 in shape or shape == (0, 3))
+        yield sample(rand(shape), ints(*to), const=[1], may=(to == (0, -1) and 0 in shape) or shape == (0, 3))
     if opset >= 14:
         yield sample(rand((0, 3)), ints(3, 0), const=[1], allowzero=1)
         yield sample(rand((0, 10)), ints(0, 10), const=[1], allowzero=1)
@@ -431,7 +438,15 @@ def _axes(op: Op, x: np.ndarray, axes: Sequence[int] | None) -> Sample:
 
 @rows("Squeeze")
 def _squeeze(op, opset):
-    for shape, axes in (((1, 3, 1), [0]), ((1, 3, 1), [0, 2]), ((1, 3, 1), None), ((3, 1), [1]), ((1,), [0]), ((2, 3), None), ((1, 0), [0])):
+    for shape, axes in (
+        ((1, 3, 1), [0]),
+        ((1, 3, 1), [0, 2]),
+        ((1, 3, 1), None),
+        ((3, 1), [1]),
+        ((1,), [0]),
+        ((2, 3), None),
+        ((1, 0), [0]),
+    ):
         yield _axes(op, rand(shape), axes)
     if opset >= 11:
         yield _axes(op, rand((1, 3, 1)), [-1])
@@ -439,7 +454,15 @@ def _squeeze(op, opset):
 
 @rows("Unsqueeze")
 def _unsqueeze(op, opset):
-    for shape, axes in (((3,), [0]), ((3,), [1]), ((2, 3), [0, 3]), ((2, 3), [1, 2]), ((), [0]), ((0, 2), [1]), ((2, 3), [2, 0])):
+    for shape, axes in (
+        ((3,), [0]),
+        ((3,), [1]),
+        ((2, 3), [0, 3]),
+        ((2, 3), [1, 2]),
+        ((), [0]),
+        ((0, 2), [1]),
+        ((2, 3), [2, 0]),
+    ):
         yield _axes(op, rand(shape), axes)
     if opset >= 11:
         yield _axes(op, rand((2, 3)), [-1])
@@ -448,7 +471,16 @@ def _unsqueeze(op, opset):
 
 @rows("Transpose")
 def _transpose(op, opset):
-    for shape, perm in (((2, 3), None), ((2, 3, 4), [0, 2, 1]), ((2, 3, 4), [1, 2, 0]), ((2, 3, 4, 5), [3, 0, 2, 1]), ((), None), ((0, 3), None), ((4,), [0]), ((2, 3, 4), [2, 0, 1])):
+    for shape, perm in (
+        ((2, 3), None),
+        ((2, 3, 4), [0, 2, 1]),
+        ((2, 3, 4), [1, 2, 0]),
+        ((2, 3, 4, 5), [3, 0, 2, 1]),
+        ((), None),
+        ((0, 3), None),
+        ((4,), [0]),
+        ((2, 3, 4), [2, 0, 1]),
+    ):
         yield sample(rand(shape), **({} if perm is None else {"perm": perm}))
     for dtype in DTYPES:
         yield sample(rand((2, 3), dtype), may=dtype == BF16)
@@ -456,7 +488,17 @@ def _transpose(op, opset):
 
 @rows("Expand")
 def _expand(op, opset):
-    for shape, to in (((3, 1), (3, 4)), ((3, 1), (2, 3, 4)), ((3, 4), (1, 1)), ((), (2, 3)), ((1,), (0,)), ((2, 1, 3), (4, 1)), ((3,), (3,)), ((1, 3), (2, 1)), ((0, 1), (1, 5))):
+    for shape, to in (
+        ((3, 1), (3, 4)),
+        ((3, 1), (2, 3, 4)),
+        ((3, 4), (1, 1)),
+        ((), (2, 3)),
+        ((1,), (0,)),
+        ((2, 1, 3), (4, 1)),
+        ((3,), (3,)),
+        ((1, 3), (2, 1)),
+        ((0, 1), (1, 5)),
+    ):
         yield sample(rand(shape), ints(*to), const=[1])
     for dtype in DTYPES:
         yield sample(rand((1, 2), dtype), ints(2, 2), const=[1], may=True)
@@ -464,7 +506,16 @@ def _expand(op, opset):
 
 @rows("Tile")
 def _tile(op, opset):
-    for shape, times in (((2, 3), (2, 2)), ((2, 3), (1, 3)), ((3,), (4,)), ((2, 3), (0, 1)), ((2, 0), (2, 2)), ((2, 1, 3), (1, 5, 2)), ((1, 1), (3, 4)), ((2, 3), (1, 1))):
+    for shape, times in (
+        ((2, 3), (2, 2)),
+        ((2, 3), (1, 3)),
+        ((3,), (4,)),
+        ((2, 3), (0, 1)),
+        ((2, 0), (2, 2)),
+        ((2, 1, 3), (1, 5, 2)),
+        ((1, 1), (3, 4)),
+        ((2, 3), (1, 1)),
+    ):
         yield sample(rand(shape), ints(*times), const=[1])
     for dtype in DTYPES:
         yield sample(rand((1, 2), dtype), ints(2, 2), const=[1], may=True)
@@ -503,7 +554,9 @@ def _slice(op, opset):
         if op.since < 10:
             yield sample(rand(shape), starts=starts, ends=ends, **({} if axes is None else {"axes": axes}))
         else:
-            yield sample(rand(shape), ints(*starts), ints(*ends), None if axes is None else ints(*axes), const=[1, 2, 3])
+            yield sample(
+                rand(shape), ints(*starts), ints(*ends), None if axes is None else ints(*axes), const=[1, 2, 3]
+            )
     if op.since < 10:
         return
     for shape, starts, ends, axes, steps in (
@@ -667,10 +720,17 @@ def _eyelike(op, opset):
         yield sample(rand((2, 2)), dtype=DType.from_numpy(dtype).onnx, may=dtype in (BOOL, F16))
 
 
-MODES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric", "tf_crop_and_resize")
+MODES = (
+    "half_pixel",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "half_pixel_symmetric",
+    "tf_crop_and_resize",
+)
 
 
-def _f32(*values: float) -> np.ndarray:
+def _f32(*values: object) -> np.ndarray:
     return np.array(values, np.float32)
 
 
@@ -697,7 +757,14 @@ def _resize(op, opset):
     for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
         for coordinates in ("half_pixel", "asymmetric", "align_corners"):
             for scales in ((1, 1, 2, 2), (1, 1, 0.5, 0.6), (1, 1, 1.5, 2.3), (1, 1, 0.75, 3)):
-                yield sample(rand(shape), empty, _f32(*scales), const=[1, 2], nearest_mode=nearest, coordinate_transformation_mode=coordinates)
+                yield sample(
+                    rand(shape),
+                    empty,
+                    _f32(*scales),
+                    const=[1, 2],
+                    nearest_mode=nearest,
+                    coordinate_transformation_mode=coordinates,
+                )
     for dtype in (F64, F16, U8, I8, I32):
         yield sample(rand(shape, dtype), empty, _f32(1, 1, 2, 2), const=[1, 2], may=True)
         yield sample(rand(shape, dtype), empty, _f32(1, 1, 1.5, 2.3), const=[1, 2], may=True, mode="linear")
@@ -751,14 +818,16 @@ def _gemm(op, opset):
     yield sample(rand((2, 0)), rand((0, 4)), rand((4,)))
     for dtype in (F64, F16, BF16, I32, I64, U32):
         yield sample(rand((2, 3), dtype, "a"), rand((3, 4), dtype, "b"), rand((4,), dtype, "c"), may=True)
-        yield sample(rand((2, 3), dtype, "a"), rand((3, 4), dtype, "b"), rand((4,), dtype, "c"), may=True, alpha=0.3, beta=0.7)
+        yield sample(
+            rand((2, 3), dtype, "a"), rand((3, 4), dtype, "b"), rand((4,), dtype, "c"), may=True, alpha=0.3, beta=0.7
+        )
 
 
 @rows("Conv")
 def _conv(op, opset):
     def one(x, w, bias=True, **attrs):
         b = (rand((w[0],), F32, "b"),) if bias else ()
-        return sample(rand(x, F32, "x"), rand(w, F32, "w"), *b, **attrs)
+        return sample(rand(x, F32, "x"), rand(w, F32, "w"), *b, const=[1, 2], **attrs)
 
     yield one((1, 3, 7), (4, 3, 3))
     yield one((2, 3, 7, 8), (4, 3, 3, 3))
@@ -777,6 +846,7 @@ def _conv(op, opset):
         yield one((1, 2, 8, 9), (3, 2, 4, 4), auto_pad=auto, strides=[3, 3])
         yield one((1, 2, 8), (3, 2, 3), auto_pad=auto, strides=[2])
     yield one((0, 2, 5, 5), (3, 2, 3, 3))
+    yield sample(rand((1, 2, 5, 5)), rand((3, 2, 3, 3)), rand((3,)))
     for dtype in (F64, F16, BF16):
         yield sample(rand((1, 3, 7, 7), dtype), rand((4, 3, 3, 3), dtype), rand((4,), dtype), may=True)
 
@@ -786,7 +856,7 @@ def _convtranspose(op, opset):
     def one(x, w, bias=True, **attrs):
         n = w[1] * attrs.get("group", 1)
         b = (rand((n,), F32, "b"),) if bias else ()
-        return sample(rand(x, F32, "x"), rand(w, F32, "w"), *b, **attrs)
+        return sample(rand(x, F32, "x"), rand(w, F32, "w"), *b, const=[1, 2], **attrs)
 
     yield one((1, 3, 5), (3, 4, 3))
     yield one((2, 3, 4, 5), (3, 4, 3, 3))
@@ -932,7 +1002,11 @@ def _softmax(op, opset):
     yield sample(rand((0, 3)), axis=1)
     yield sample(rand((3, 0)), axis=1, may=True)
     yield sample(np.array([[1000.0, 1000.0, -1000.0]], F32), axis=1)
-    yield sample(np.array([[np.nan, 1, 2], [-np.inf, 1, 2], [np.inf, 1, 2], [-np.inf, -np.inf, -np.inf]], F32), axis=1, may=op.name == "Hardmax")
+    yield sample(
+        np.array([[np.nan, 1, 2], [-np.inf, 1, 2], [np.inf, 1, 2], [-np.inf, -np.inf, -np.inf]], F32),
+        axis=1,
+        may=op.name == "Hardmax",
+    )
     for dtype in (F64, F16, BF16):
         yield sample(rand((2, 5), dtype), axis=1, may=True)
 
@@ -963,7 +1037,13 @@ def _groupnorm(op, opset):
         n = groups if opset < 21 else 4
         yield sample(rand((2, 4, 3, 3)), rand((n,), F32, "s"), rand((n,), F32, "b"), num_groups=groups)
         yield sample(rand((2, 4, 5)), rand((n,), F32, "s"), rand((n,), F32, "b"), num_groups=groups, epsilon=0.1)
-    yield sample(rand((2, 4, 5), F16), rand((2 if opset < 21 else 4,), F16, "s"), rand((2 if opset < 21 else 4,), F16, "b"), num_groups=2, may=True)
+    yield sample(
+        rand((2, 4, 5), F16),
+        rand((2 if opset < 21 else 4,), F16, "s"),
+        rand((2 if opset < 21 else 4,), F16, "b"),
+        num_groups=2,
+        may=True,
+    )
 
 
 @rows("LayerNormalization")
@@ -1002,3 +1082,134 @@ def _mvn(op, opset):
     yield sample(rand((2, 3, 4, 5)))
     yield sample(rand((2, 3, 4, 5)), axes=[0, 1, 2, 3])
     yield sample(rand((2, 3, 4, 5)), axes=[2, 3])
+
+
+# --- never fused, but of known shape ---------------------------------------------------------------------------------
+@rows("ArgMax", "ArgMin")
+def _arg(op, opset):
+    for axis in (0, 1, 2):
+        for keepdims in (0, 1):
+            yield sample(rand((2, 3, 4)), axis=axis, keepdims=keepdims)
+
+
+@rows("TopK")
+def _topk(op, opset):
+    yield sample(rand((2, 5)), ints(2), const=[1], outputs=2)
+    yield sample(rand((2, 5)), ints(1), const=[1], outputs=2, axis=0)
+
+
+@rows("OneHot")
+def _onehot(op, opset):
+    for axis in (-1, 0, 1):
+        yield sample(np.int64([[0, 1], [2, 0]]), np.int64(3), _f32(0, 1), const=[1], axis=axis)
+
+
+@rows("CumSum", "CumProd")
+def _cumsum(op, opset):
+    yield sample(rand((2, 3)), np.int64(1), const=[1], may=op.name == "CumProd")
+
+
+@rows("LSTM", "GRU", "RNN")
+def _recurrent(op, opset):
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op.name]
+    for direction, ways in (("forward", 1), ("bidirectional", 2)):
+        w, r = rand((ways, gates * 3, 4)), rand((ways, gates * 3, 3))
+        yield sample(
+            rand((5, 2, 4)),
+            w,
+            r,
+            const=[1, 2],
+            outputs=3 if op.name == "LSTM" else 2,
+            hidden_size=3,
+            direction=direction,
+        )
+
+
+@rows("ScatterElements")
+def _scatterelements(op, opset):
+    yield sample(rand((3, 3)), np.int64([[0, 2]]), rand((1, 2)))
+
+
+@rows("ScatterND")
+def _scatternd(op, opset):
+    yield sample(rand((4, 3)), np.int64([[0], [2]]), rand((2, 3)))
+
+
+@rows("ReverseSequence")
+def _reversesequence(op, opset):
+    yield sample(rand((4, 3)), ints(1, 2, 3))
+
+
+@rows("GridSample")
+def _gridsample(op, opset):
+    yield sample(rand((1, 2, 4, 5)), rand((1, 3, 6, 2), lo=-1, hi=1), **({} if opset >= 20 else {"mode": "bilinear"}))
+
+
+@rows("RoiAlign")
+def _roialign(op, opset):
+    yield sample(
+        rand((1, 2, 8, 8)),
+        _f32([0, 0, 4, 4], [1, 1, 5, 6]),
+        ints(0, 0),
+        may=opset >= 22,
+        output_height=2,
+        output_width=3,
+    )
+
+
+@rows("RotaryEmbedding")
+def _rotary(op, opset):
+    yield sample(rand((1, 2, 3, 4)), rand((5, 2)), rand((5, 2)), np.int64([[0, 1, 2]]), may=True)
+
+
+@rows("Bernoulli")
+def _bernoulli(op, opset):
+    yield sample(rand((2, 3), lo=0, hi=1), may=True)
+    yield sample(rand((2, 3), lo=0, hi=1), may=True, dtype=DType.F64.onnx)
+
+
+@rows("RandomNormalLike", "RandomUniformLike")
+def _randomlike(op, opset):
+    yield sample(rand((2, 3)), may=opset >= 22)
+    yield sample(rand((2, 3)), may=opset >= 22, dtype=DType.F64.onnx)
+
+
+@rows("QuantizeLinear")
+def _quantize(op, opset):
+    yield sample(rand((2, 3)), np.float32(0.1), may=opset >= 28)
+    yield sample(rand((2, 3)), np.float32(0.1), np.int8(3), may=opset >= 28)
+
+
+@rows("DequantizeLinear")
+def _dequantize(op, opset):
+    yield sample(rand((2, 3), I8), np.float32(0.1), may=opset >= 28)
+    yield sample(rand((2, 3), I8), np.float32(0.1), np.int8(3), may=opset >= 28)
+
+
+@rows("DynamicQuantizeLinear")
+def _dynamicquantize(op, opset):
+    yield sample(rand((2, 3)), outputs=3)
+
+
+@rows("MatMulInteger")
+def _matmulinteger(op, opset):
+    yield sample(rand((2, 3), U8), rand((3, 4), U8))
+    yield sample(rand((5, 2, 3), U8), rand((3, 4), U8), np.uint8(1), np.uint8(2))
+
+
+@rows("QLinearMatMul")
+def _qlinearmatmul(op, opset):
+    s, z = np.float32(0.1), np.uint8(3)
+    yield sample(rand((2, 3), U8), s, z, rand((3, 4), U8), s, z, s, z)
+
+
+@rows("ConvInteger")
+def _convinteger(op, opset):
+    yield sample(rand((1, 2, 5, 6), U8), rand((3, 2, 3, 3), U8), const=[1])
+    yield sample(rand((1, 2, 5, 6), U8), rand((3, 2, 3, 3), U8), const=[1], strides=[2, 2], pads=[1, 1, 1, 1])
+
+
+@rows("QLinearConv")
+def _qlinearconv(op, opset):
+    s, z = np.float32(0.1), np.uint8(3)
+    yield sample(rand((1, 2, 5, 6), U8), s, z, rand((3, 2, 3, 3), U8), s, z, s, z, const=[3])
