@@ -146,3 +146,10 @@ def test_a_lone_reshape_stays_with_the_runtime(tmp_path: Path) -> None:
     }""")
     plans = agrees(m, tmp_path, {"x": random(2, 3, 4)})
     assert [r.code for r in plans.refused.values()] == ["NF_FREE_VIEW"]
+
+
+def test_question_marks_are_no_symbol(tmp_path: Path) -> None:
+    m = model("g (float[1,3,H,W] x) => (float[1,3,P,Q] y) { e = Exp(x)  y = Relu(e) }")
+    for dim in m.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_param = "?"
+    agrees(m, tmp_path, {"x": random(1, 3, 4, 7)})

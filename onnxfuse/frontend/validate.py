@@ -211,4 +211,6 @@ def type_of(info: onnx.ValueInfoProto, symbols: set[str] | None = None) -> Tenso
 def _dim(dim: onnx.TensorShapeProto.Dimension, fresh: str, taken: set[str]) -> Dim:
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
         return int(dim.dim_value)
-    return sym(dim.dim_param or fresh_name(fresh, taken))
+    name = dim.dim_param
+    # "?" is a placeholder (Paddle writes it for every unknown), not one symbol.
+    return sym(name if name not in ("", "?") else fresh_name(fresh, taken))
