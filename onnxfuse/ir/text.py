@@ -118,7 +118,8 @@ def _sym_text(name: str) -> str:
     return name if plain else "$" + quote(name)
 
 
-def _value_text(name: str) -> str:
+def value_text(name: str) -> str:
+    """How a value of this name is written."""
     return f"%{name}" if _VALUE.fullmatch(name) else "%" + quote(name)
 
 
@@ -143,10 +144,10 @@ class Names:
         found = self.values.get(v)
         if found is None:
             name, k = (f"{len(self.values)}" if self.canonical else v.name), 0
-            found = _value_text(name)
+            found = value_text(name)
             while found in self.taken:
                 k += 1
-                found = _value_text(f"{name}.{k}")
+                found = value_text(f"{name}.{k}")
             self.taken.add(found)
             self.values[v] = found
         return found
@@ -207,7 +208,7 @@ def _node_text(e: Expr, parts: Sequence[str], precs: Sequence[int], names: Names
         case Acc():
             return "acc"
         case Load():
-            source = names.value(e.source) if names else _value_text(e.source.name)
+            source = names.value(e.source) if names else value_text(e.source.name)
             return f"{source}[{', '.join(parts)}]"
         case Apply():
             return _apply_text(e, parts, precs)
@@ -367,13 +368,16 @@ def _word(name: str) -> str:
     return name if _IDENT.fullmatch(name) else quote(name)
 
 
+def attributes(n: Node) -> str:
+    """` {pads=[1, 1, 1, 1]}`, or nothing."""
+    return " {" + ", ".join(f"{_word(k)}={_attr(n.attrs[k])}" for k in sorted(n.attrs)) + "}" if n.attrs else ""
+
+
 def _node(n: Node, names: Names) -> str:
     ins = ", ".join("-" if v is None else names.value(v) for v in n.inputs)
     outs = ", ".join("-" if v is None else _typed(v, names) for v in n.outputs)
     op = (f"{_word(n.op.domain)}::" if n.op.domain else "") + f"{_word(n.op.name)}@{n.op.since}"
-    text = f"({outs}) = {op}({ins})"
-    if n.attrs:
-        text += " {" + ", ".join(f"{_word(k)}={_attr(n.attrs[k])}" for k in sorted(n.attrs)) + "}"
+    text = f"({outs}) = {op}({ins})" + attributes(n)
     if n.captures:
         text += f" captures({_list(n.captures, names)})"
     return text + _strings("name", [n.name] if n.name else [], names) + _strings("from", n.origin, names)
@@ -529,8 +533,8 @@ def _plan(p: Plan, names: Names) -> Iterator[Line]:
 
 def _calls(calls: Mapping[int, Call], refused: Mapping[int, Refusal]) -> Iterator[Line]:
     for gid, call in calls.items():
-        ins = ", ".join(_value_text(v.name) for v in call.inputs)
-        outs = ", ".join(_value_text(v.name) for v in call.outputs)
+        ins = ", ".join(value_text(v.name) for v in call.inputs)
+        outs = ", ".join(value_text(v.name) for v in call.outputs)
         yield call, f"group {gid} calls {quote(call.name)}: @{call.kernel.name}({ins}) -> ({outs})"
     for gid, why in refused.items():
         yield None, f"group {gid} refused {why}"
@@ -599,4 +603,16 @@ def context(ir: IR, item: object, around: int = 5) -> str:
     return "\n".join(f"{'>' if printed[k][0] is item else ' '} {printed[k][1]}" for k in window)
 
 
-__all__ = ["IR", "ArrayConst", "context", "digest", "lines", "print_expr", "same", "show", "show_item"]
+__all__ = [
+    "IR",
+    "ArrayConst",
+    "attributes",
+    "context",
+    "digest",
+    "lines",
+    "print_expr",
+    "same",
+    "show",
+    "show_item",
+    "value_text",
+]
