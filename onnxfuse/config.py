@@ -40,7 +40,7 @@ class PrepareConfig:
     """Simplification before fusion."""
 
     fold_growth: int = 1 << 20  # bytes: a folded constant may exceed the inputs it frees by this much
-    skip: frozenset[str] = frozenset()  # pass names: fold, cse, identity, bn_into_conv, dead_code
+    skip: frozenset[str] = frozenset()  # pass names: fold, cse, identity, pad_into_conv, bn_into_conv, dead_code
 
 
 @dataclass(frozen=True, slots=True)

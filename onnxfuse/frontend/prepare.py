@@ -17,6 +17,7 @@ from onnxfuse.frontend.cse import cse
 from onnxfuse.frontend.dead_code import dead_code
 from onnxfuse.frontend.fold import Evaluate, fold
 from onnxfuse.frontend.noop import noop
+from onnxfuse.frontend.pad_into_conv import pad_into_conv
 from onnxfuse.frontend.rewrite import Note
 from onnxfuse.frontend.shapes import Hints, Typed, infer_types
 from onnxfuse.ir.graph import Graph, Value, topological
@@ -71,6 +72,7 @@ def _round(typed: Typed, config: PrepareConfig, evaluate: Evaluate, notes: list[
     run("dead_code", dead_code)  # first: nothing is computed for values nobody reads
     run("fold", folded)
     run("identity", noop)  # after fold: parameters of Pad, Slice are constants by now
+    run("pad_into_conv", lambda g: pad_into_conv(g, typed.facts))  # after identity: a Pad of nothing is gone
     run("bn_into_conv", normalised)  # after identity: a Dropout between them is gone
     run("cse", cse)  # after fold: folded constants compare equal
     run("dead_code", dead_code)

@@ -483,11 +483,11 @@ def test_nothing_to_do_leaves_the_nodes_as_they_are():
 def test_every_pass_can_be_skipped():
     made = model("a = Exp(w) b = Identity(a) d = Neg(x) y = Add(x, b)")
     made.graph.initializer.append(initializer("w", np.ones(4, np.float32)))
-    everything = frozenset({"fold", "cse", "identity", "bn_into_conv", "dead_code"})
+    everything = frozenset({"fold", "cse", "identity", "pad_into_conv", "bn_into_conv", "dead_code"})
     assert ops(simplified(made, skip=everything)) == ["Exp", "Identity", "Neg", "Add"]
 
 
-@pytest.mark.parametrize("skip", ["fold", "cse", "identity", "bn_into_conv", "dead_code"])
+@pytest.mark.parametrize("skip", ["fold", "cse", "identity", "pad_into_conv", "bn_into_conv", "dead_code"])
 def test_no_pass_needs_another(skip):
     made = bn_model(
         "Conv(x, w)",
@@ -508,3 +508,33 @@ def test_a_long_chain_goes_through():
         helper.make_graph(nodes, "g", info[:1], info[1:]), opset_imports=[helper.make_opsetid("", 17)]
     )
     assert len(simplified(made).nodes) == 1000
+
+
+# --- padding ---------------------------------------------------------------------------------------------------------
+PADDED = """<ir_version: 8, opset_import: ["" : 17]> g (float[1,2,H,W] x) => (float[1,3,P,Q] y) {{
+    w = Constant<value = float[3,2,1,1] {{1,2,3,4,5,6}}>()
+    pads = Constant<value_ints=[{pads}]>()
+    p = Pad{mode}(x, pads{value})
+    y = Conv<kernel_shape=[1,1], pads=[0,1,0,0]>(p, w)
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("pads", "mode", "value", "goes"),
+    [
+        ("0,0,1,2,0,0,3,4", "", "", True),
+        ("0,0,1,2,0,0,3,4", '<mode="reflect">', "", False),  # not zeros
+        ("0,0,-1,0,0,0,0,0", "", "", False),  # crops
+        ("0,1,0,0,0,0,0,0", "", "", False),  # a channel more
+    ],
+)
+def test_zero_padding_becomes_the_pads_of_the_convolution(pads, mode, value, goes):
+    made = onnx.parser.parse_model(PADDED.format(pads=pads, mode=mode, value=value))
+    if pads.startswith("0,1"):
+        made.graph.node[0].attribute[0].t.dims[1] = 3
+        made.graph.node[0].attribute[0].t.float_data.extend([7, 8, 9])
+    graph = simplified(made)
+    assert ops(graph) == (["Conv"] if goes else ["Pad", "Conv"])
+    if goes:
+        assert graph.nodes[0].attrs["pads"] == (1, 3, 3, 4)
+    assert_same(made, graph, {"x": weights(1, 2, 5, 6)})
