@@ -109,7 +109,8 @@ def samples(op: Op, opset: int) -> list[Sample]:
 
 
 # --- pointwise -----------------------------------------------------------------------------------------------------
-ARITY = dict.fromkeys(("Add", "Sub", "Mul", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"), 2)  # fmt: skip
+_TWO = "Add Sub Mul Equal Less Greater LessOrEqual GreaterOrEqual And Or Xor BitwiseAnd BitwiseOr BitwiseXor"
+ARITY = dict.fromkeys(_TWO.split(), 2)
 MAIN = dict.fromkeys(("And", "Or", "Xor", "Not"), BOOL) | dict.fromkeys(
     ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"), I32
 )
@@ -259,7 +260,8 @@ def _where(op, opset):
     for dtype in DTYPES:
         a = specials(dtype)
         yield sample(rand(a.shape, BOOL), a, a[::-1].copy(), may=dtype not in (F32, I64))
-    for c, a, b in (((), (3,), (3,)), ((3,), (), ()), ((2, 1), (3,), ()), ((2, 3), (1,), (2, 1)), ((0, 3), (1, 3), (3,)),
+    for c, a, b in (((), (3,), (3,)), ((3,), (), ()), ((2, 1), (3,), ()), ((2, 3), (1,), (2, 1)), ((0, 3), (1, 3),
+    (3,)),
                     ((4, 1, 1), (3, 1), (2,)), ((1,), (2, 2), (1, 2))):  # fmt: skip
         yield sample(rand(c, BOOL), rand(a, F32, "a"), rand(b, F32, "b"))
 
@@ -408,7 +410,8 @@ def _size(op, opset):
 def _reshape(op, opset):
     for shape, to in (
         ((2, 3, 4), (6, 4)), ((2, 3, 4), (24,)), ((2, 3, 4), (4, 3, 2)), ((2, 3, 4), (0, -1)), ((2, 3, 4), (-1, 0)),
-        ((2, 3, 4), (0, 0, 2, 2)), ((2, 3, 4), (2, -1, 2)), ((), (1, 1)), ((1, 1), ()), ((0, 3), (3, 0)), ((0, 3), (0, -1)),
+        ((2, 3, 4), (0, 0, 2, 2)), ((2, 3, 4), (2, -1, 2)), ((), (1, 1)), ((1, 1), ()), ((0, 3), (3, 0)), ((0, 3),
+        (0, -1)),
         ((5,), (5,)), ((2, 3), (1, 2, 1, 3)), ((6, 4), (2, 3, 2, 2)), ((0, 4), (-1, 2)), ((2, 6), (0, 2, 3)),
     ):  # fmt: skip
         yield sample(rand(shape), ints(*to), const=[1], may=(to == (0, -1) and 0 in shape) or shape == (0, 3))
@@ -560,9 +563,12 @@ def _slice(op, opset):
     if op.since < 10:
         return
     for shape, starts, ends, axes, steps in (
-        ((10,), [0], [10], [0], [3]), ((10,), [1], [9], [0], [2]), ((10,), [9], [0], [0], [-2]), ((10,), [-1], [-100], [0], [-1]),
-        ((10,), [big], [-big], [0], [-1]), ((10,), [-1], [-big - 1], [0], [-3]), ((5, 6), [4, 0], [0, 6], [0, 1], [-1, 2]), ((5, 6), [0], [5], [-1], [1]),
-        ((10,), [3], [7], [0], [-1]), ((0,), [0], [5], [0], [-1]), ((10,), [20], [3], [0], [-2]), ((5,), [0], [5], [0], [7]),
+        ((10,), [0], [10], [0], [3]), ((10,), [1], [9], [0], [2]), ((10,), [9], [0], [0], [-2]),
+        ((10,), [-1], [-100], [0], [-1]),
+        ((10,), [big], [-big], [0], [-1]), ((10,), [-1], [-big - 1], [0], [-3]),
+        ((5, 6), [4, 0], [0, 6], [0, 1], [-1, 2]), ((5, 6), [0], [5], [-1], [1]),
+        ((10,), [3], [7], [0], [-1]), ((0,), [0], [5], [0], [-1]), ((10,), [20], [3], [0], [-2]),
+        ((5,), [0], [5], [0], [7]),
         ((5,), [-6], [-7], [0], [-1]), ((1,), [-1], [-100], [0], [-1]),
     ):  # fmt: skip
         yield sample(rand(shape), ints(*starts), ints(*ends), ints(*axes), ints(*steps), const=[1, 2, 3, 4])
@@ -616,8 +622,10 @@ def _split(op, opset):
 @rows("Pad")
 def _pad(op, opset):
     cases = [
-        ((3,), [1, 2]), ((2, 3), [1, 0, 0, 2]), ((2, 3), [0, 1, 0, 1]), ((2, 3), [0, 0, 0, 0]), ((2, 3, 4), [0, 1, 2, 0, 1, 1]),
-        ((4, 5), [-1, 0, 0, 1]), ((4, 5), [-1, -2, -1, 0]), ((0, 3), [1, 0, 1, 0]), ((1, 3, 5, 5), [0, 0, 1, 1, 0, 0, 1, 1]),
+        ((3,), [1, 2]), ((2, 3), [1, 0, 0, 2]), ((2, 3), [0, 1, 0, 1]), ((2, 3), [0, 0, 0, 0]),
+        ((2, 3, 4), [0, 1, 2, 0, 1, 1]),
+        ((4, 5), [-1, 0, 0, 1]), ((4, 5), [-1, -2, -1, 0]), ((0, 3), [1, 0, 1, 0]),
+        ((1, 3, 5, 5), [0, 0, 1, 1, 0, 0, 1, 1]),
     ]  # fmt: skip
     for shape, pads in cases:
         for mode in ("constant", "edge", "reflect") + (("wrap",) if opset >= 19 else ()):
@@ -960,8 +968,7 @@ def _averagepool(op, opset):
 
 @rows("LpPool")
 def _lppool(op, opset):
-    for s in _pools(op, min(opset, 9) if opset < 18 else opset, p=2):
-        yield s
+    yield from _pools(op, min(opset, 9) if opset < 18 else opset, p=2)
     yield sample(rand((1, 2, 6, 6)), kernel_shape=[2, 2], p=1)
     yield sample(rand((1, 2, 6, 6)), kernel_shape=[2, 2], p=3)
 
