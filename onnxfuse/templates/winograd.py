@@ -49,9 +49,14 @@ from onnxfuse.templates.winograd_transform import (
 MAX_PAD = 2
 MAX_TASKS = 8  # every task has a slice of scratch of its own: more of them would not fit into the caches
 TASK_WORK = 1 << 19  # products worth a task: about 10 us
-SPREAD = 8  # units wanted before features are split for the sake of parallelism
-PART = 64  # features a unit should have at least
+SPREAD = 4  # units wanted before features are split for the sake of parallelism
+PART = 32  # features a unit should have at least
+GROUP = 32  # features whose products are kept at a time
+WIDE = 256  # channels from which blocks are smaller
 DEPTH = 256  # channels per call of the micro-kernel
+CHANNELS = 4  # channels whose tiles are transformed together
+CALL_DEPTH = 8  # products that a call of the micro-kernel costs for each of its accumulators: measured
+VECTOR_SECONDS = 2.8e-9  # one vector of one point through a transform: measured, 8 lanes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -313,32 +318,34 @@ def _exact(guards: Sequence[Expr], source: Load) -> bool:
 
 
 def _design(c: Conv, m: int, target: Target) -> Design:
+    """Sizes for this machine; measured, the optimum is flat."""
     lanes = target.lanes(4)
     mr, nv = (8, 3) if target.vector_regs >= 32 else (4, 3)
-    width = nv * lanes
-    block = 2 * width
-    group = 48
-    return Design(c, lanes, m, mr, nv, block, group)
-
-
-def _tiles(d: Design) -> float:
-    c = d.c
-    n = 1.0 if c.n is None else expected(c.n.extent)
-    down, across = (-(-expected(a.extent) // d.m) for a in (c.y, c.x))
-    return n * down * across
+    wide = c.channels > WIDE
+    block = (48 if wide else 96) if lanes > 8 else (40 if wide else 72)
+    return Design(c, lanes, m, mr, nv, block, GROUP)
 
 
 def _cost(d: Design, target: Target) -> float:
-    """Seconds on one core."""
+    """Seconds on one core: products at 80 % of peak, transforms, the stream of weights, and the epilogue.
+
+    A single vector of tiles keeps too few sums under way. Half of the stream of weights hides behind the products.
+    """
     c = d.c
-    tiles = _tiles(d)
-    outputs = (1.0 if c.n is None else expected(c.n.extent)) * c.features * expected(c.y.extent) * expected(c.x.extent)
-    rate = target.peak * 0.8
-    products = 2 * d.points * (d.panels * d.mr) * c.channels * -(-tiles // d.lanes) * d.lanes / rate
-    transforms = tiles * (c.channels + c.features) * d.points * 1.5e-10
+    images = 1.0 if c.n is None else expected(c.n.extent)
+    high, wide = expected(c.y.extent), expected(c.x.extent)
+    lines, across = images * -(-high // d.m), -(-wide // d.m)
+    columns = -(-lines * across // d.lanes) * d.lanes
+    depth = c.channels + CALL_DEPTH
+    rate = target.peak * (0.8 if columns > d.lanes else 0.4)
+    products = 2 * d.points * d.panels * d.mr * depth * columns / rate
+    vectors = lines * -(-across // d.lanes) * (c.channels + c.features) * d.points
+    transforms = vectors * VECTOR_SECONDS
+    outputs = images * c.features * high * wide
     epilogue = pointwise_seconds(outputs * epilogue_cost(c.finish, c.stores), target, 4)
-    weights = 4 * d.points * c.features * c.channels / target.bw
-    return max(products, weights) + transforms + epilogue + 2e-6
+    weights = 4 * d.points * c.features * c.channels / (2 * target.bw)
+    traffic = 4 * (images * c.channels * high * wide + outputs) / (4 * target.bw)
+    return max(products + transforms + weights + epilogue, traffic) + 2e-6
 
 
 # ---- sizes at run time ----
@@ -485,53 +492,64 @@ def _count(build: Builder, s: _Split, block: Index) -> Index:
 
 
 def _emit_input(build: Builder, kernel: Kernel, d: Design) -> Function:
-    """K.input(env, bufs, block, c0, c1, v): V of channels c0 .. c1 of a block."""
+    """K.input(env, bufs, block, c0, c1, v): V of channels c0 .. c1 of a block.
+
+    Few channels at a time, so that lines of V are complete before they leave the first level of cache; first the rows
+    of all of them, then the columns, because tiles do not fit into the registers.
+    """
     with build.function("input", VOID, [PTR, PTR, I64, I64, I64, PTR]) as fn:
         fn.linkage = "internal"
         env_ptr, bufs, block, c0, c1, v = fn.args
         env = open_kernel(build, kernel, env_ptr, bufs)
         s = _split(build, env, d)
-        zeros = build.alloca(F32, d.m * d.lanes + d.lanes)
-        for k in range(0, d.m * d.lanes + d.lanes, d.lanes):
+        length = d.m * d.lanes + d.lanes
+        zeros, half = build.alloca(F32, length), build.alloca(F32, CHANNELS * d.points * d.lanes)
+        for k in range(0, length, d.lanes):
             build.store(build.splat(build.const(F32, 0.0), d.lanes), build.offset(zeros, k, F32))
-        with _segments(build, s, block) as seg, build.loop(seg.first, seg.last, d.lanes, name="tile") as tile:
-            at = build.add(seg.at, build.sub(tile, seg.first))
-            _read_tiles(build, env, d, seg, tile, (c0, c1), build.offset(v, at, F32), zeros)
+        with build.loop(c0, c1, CHANNELS, name="few") as c, _segments(build, s, block) as seg:
+            count = build.imin(build.sub(c1, c), CHANNELS)
+            dst = build.offset(v, build.mul(c, d.row), F32)
+            with build.loop(seg.first, seg.last, d.lanes, name="tile") as tile:
+                at = build.add(seg.at, build.sub(tile, seg.first))
+                _read_tiles(build, env, d, seg, tile, (c, count), half, zeros)
+                _store_v(build, d, count, half, build.offset(dst, at, F32))
     return fn
 
 
 def _read_tiles(
-    build: Builder, env: Env, d: Design, seg: _Segment, tile: Index, channels: tuple[Index, Index], v: Reg, zeros: Reg
-) -> None:
-    """`lanes` tiles of a line, all channels: without masks if all their pixels are inside."""
+    build: Builder, env: Env, d: Design, seg: _Segment, tile: Index, channels: tuple[Index, Index], half: Reg,
+    zeros: Reg,
+) -> None:  # fmt: skip
+    """The rows of `lanes` tiles, transformed, of some channels: without masks if all their pixels are inside."""
     c, b = d.c, build.ir
+    start, count = channels
     height, width = (emit_dim(build, env, x) for x in c.size)
     y, x = build.sub(build.mul(seg.y, d.m), c.top), build.sub(build.mul(tile, d.m), c.left)
     reach = d.m * d.lanes + TAPS - 1
     plane = build.mul(height, width)
-    first = build.add(build.mul(build.mul(seg.n, c.channels), plane), build.add(build.mul(y, width), x))
+    image = build.mul(build.add(build.mul(seg.n, c.channels), start), plane)
+    first = build.add(image, build.add(build.mul(y, width), x))
     base = build.offset(env.buffers[c.source.source].ptr, first, F32)
     inside = b.and_(
         b.and_(_holds(build, "<=", 0, y), _holds(build, "<=", build.add(y, d.alpha), height)),
         b.and_(_holds(build, "<=", 0, x), _holds(build, "<=", build.add(x, reach), width)),
     )
     with build.if_else(inside) as (then, other):
-        with then, build.loop(*channels, name="c") as ch:
+        with then, build.loop(0, count, name="c") as ch:
             src = build.offset(base, build.mul(ch, plane), F32)
-            lines = [_plain(build, d, build.offset(src, build.mul(width, i), F32)) for i in range(d.alpha)]
-            _store_v(build, d, lines, v, ch)
+            for i in range(d.alpha):
+                _store_row(build, d, _plain(build, d, build.offset(src, build.mul(width, i), F32)), half, ch, i)
         with other:
             masks = _masks(build, d, x, width)
             valid = [
                 b.and_(_holds(build, "<=", 0, build.add(y, i)), _holds(build, "<", build.add(y, i), height))
                 for i in range(d.alpha)
             ]
-            with build.loop(*channels, name="c") as ch:
+            with build.loop(0, count, name="c") as ch:
                 src = build.offset(base, build.mul(ch, plane), F32)
-                ats = [
-                    b.select(ok, build.offset(src, build.mul(width, i), F32), zeros) for i, ok in enumerate(valid)
-                ]
-                _store_v(build, d, [_masked(build, d, at, masks) for at in ats], v, ch)
+                for i, ok in enumerate(valid):
+                    at = b.select(ok, build.offset(src, build.mul(width, i), F32), zeros)
+                    _store_row(build, d, _masked(build, d, at, masks), half, ch, i)
 
 
 def _holds(build: Builder, what: str, a: Index, b: Index) -> Reg:
@@ -564,12 +582,22 @@ def _masked(build: Builder, d: Design, at: Reg, masks: Sequence[Reg]) -> list[Re
     return split(build, values[:-1], values[-1])
 
 
-def _store_v(build: Builder, d: Design, lines: Sequence[Sequence[Reg]], v: Reg, channel: Index) -> None:
-    dst = build.offset(v, build.mul(channel, d.row), F32)
-    done = both_ways(build, DATA[d.m], lines)
-    for i in range(d.alpha):
+def _store_row(build: Builder, d: Design, columns: Sequence[Reg], half: Reg, channel: Index, i: int) -> None:
+    dst = build.offset(half, build.mul(channel, d.points * d.lanes), F32)
+    for j, value in enumerate(DATA[d.m](build, columns)):
+        build.store(value, build.offset(dst, (j * d.alpha + i) * d.lanes, F32))
+
+
+def _store_v(build: Builder, d: Design, count: Index, half: Reg, v: Reg) -> None:
+    """The columns of some channels, transformed, into V."""
+    with build.loop(0, count, name="c") as ch:
+        src = build.offset(half, build.mul(ch, d.points * d.lanes), F32)
+        dst = build.offset(v, build.mul(ch, d.row), F32)
         for j in range(d.alpha):
-            build.store(done[i][j], build.offset(dst, (i * d.alpha + j) * d.v_step, F32))
+            rows = [build.offset(src, (j * d.alpha + i) * d.lanes, F32) for i in range(d.alpha)]
+            done = DATA[d.m](build, [build.load(row, F32, d.lanes) for row in rows])
+            for i, value in enumerate(done):
+                build.store(value, build.offset(dst, (i * d.alpha + j) * d.v_step, F32))
 
 
 # ---- output ----

@@ -2,8 +2,8 @@
 
     Y = A^T [ (G g G^T) * (B^T d B) ] A        d: (m+2) x (m+2) inputs, g: 3 x 3 weights, Y: m x m outputs
 
-Interpolation points: 0, 1, -1 and infinity for m = 2; also 2, -2 for m = 4. All products with constants of B and A are
-exact or one rounding of a multiply-add, so the error is that of the sums.
+Interpolation points: 0, 1, -1 and infinity for m = 2; 0, 5/8, -5/8, 3/2, -3/2 and infinity for m = 4. The usual 1 and 2
+in place of 5/8 and 3/2 quadruple the error (docs/decisions/winograd.md). All constants of A and B are exact in f32.
 """
 
 from __future__ import annotations
@@ -13,16 +13,24 @@ from collections.abc import Callable, Sequence
 from onnxfuse.codegen.build import Builder, Reg, lanes_of
 
 TAPS = 3
+NEAR, FAR = 5 / 8, 3 / 2
+
+
+def _filter_row(point: float, other: float) -> tuple[float, float, float]:
+    """Row of G of one of the points +-point: powers over the product of the distances to all others."""
+    distance = 2 * point**2 * (point**2 - other**2)
+    return (1 / distance, point / distance, point**2 / distance)
+
 
 # Rows of G, one for each point.
 FILTER: dict[int, tuple[tuple[float, float, float], ...]] = {
     2: ((1, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 2, -1 / 2, 1 / 2), (0, 0, 1)),
     4: (
-        (1 / 4, 0, 0),
-        (-1 / 6, -1 / 6, -1 / 6),
-        (-1 / 6, 1 / 6, -1 / 6),
-        (1 / 24, 1 / 12, 1 / 6),
-        (1 / 24, -1 / 12, 1 / 6),
+        (1 / (NEAR * FAR) ** 2, 0, 0),
+        _filter_row(NEAR, FAR),
+        _filter_row(-NEAR, FAR),
+        _filter_row(FAR, NEAR),
+        _filter_row(-FAR, NEAR),
         (0, 0, 1),
     ),
 }
@@ -40,17 +48,16 @@ def _data2(build: Builder, d: Sequence[Reg]) -> list[Reg]:
 
 
 def _data4(build: Builder, d: Sequence[Reg]) -> list[Reg]:
-    b = build.ir
-    even, odd = _times(build, -4.0, d[2], d[4]), _times(build, -4.0, d[1], d[3])
-    far, step = b.fsub(d[4], d[2]), b.fsub(d[3], d[1])
-    return [
-        _times(build, -5.0, d[2], _times(build, 4.0, d[0], d[4])),
-        b.fadd(even, odd),
-        b.fsub(even, odd),
-        _times(build, 2.0, step, far),
-        _times(build, -2.0, step, far),
-        _times(build, -5.0, d[3], _times(build, 4.0, d[1], d[5])),
-    ]
+    out = [_ends(build, d[0], d[2], d[4])]
+    for point, other in ((NEAR, FAR), (FAR, NEAR)):
+        even, odd = _times(build, -(other**2), d[2], d[4]), _times(build, -(other**2), d[1], d[3])
+        out += [_times(build, point, odd, even), _times(build, -point, odd, even)]
+    return [*out, _ends(build, d[1], d[3], d[5])]
+
+
+def _ends(build: Builder, a: Reg, b: Reg, c: Reg) -> Reg:
+    """The rows of 0 and infinity: the coefficients of (x^2 - NEAR^2) (x^2 - FAR^2)."""
+    return _times(build, -(NEAR**2 + FAR**2), b, _times(build, (NEAR * FAR) ** 2, a, c))
 
 
 def _result2(build: Builder, p: Sequence[Reg]) -> list[Reg]:
@@ -62,11 +69,15 @@ def _result4(build: Builder, p: Sequence[Reg]) -> list[Reg]:
     b = build.ir
     near, step = b.fadd(p[1], p[2]), b.fsub(p[1], p[2])
     far, leap = b.fadd(p[3], p[4]), b.fsub(p[3], p[4])
+
+    def power(k: int, x: Reg, y: Reg) -> Reg:
+        return _times(build, NEAR**k, x, b.fmul(y, build.like(y, FAR**k)))
+
     return [
         b.fadd(b.fadd(p[0], near), far),
-        _times(build, 2.0, leap, step),
-        _times(build, 4.0, far, near),
-        b.fadd(_times(build, 8.0, leap, step), p[5]),
+        power(1, step, leap),
+        power(2, near, far),
+        b.fadd(power(3, step, leap), p[5]),
     ]
 
 
