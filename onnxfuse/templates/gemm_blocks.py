@@ -1,0 +1,134 @@
+"""The split of a contraction into blocks, units and tasks, computed at run time from the dimensions.
+
+Phase 0, where there is one, packs the blocks of b that several units of the main phase read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg
+from onnxfuse.codegen.scalar_expr import Env, emit_dim, open_kernel
+from onnxfuse.ir.kernel import Kernel
+from onnxfuse.templates.gemm_design import Design
+
+TASK_WORK = 1 << 19  # products worth a task: about 10 us
+MAX_TASKS = 16  # bounds the scratch: each task has its own slice
+SPREAD = 8  # units wanted before rows are split for the sake of parallelism
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """Sizes of one call. mc, nc, kc: what the blocks are, evened out below the limits of the design."""
+
+    m: Index
+    n: Index
+    k: Index
+    nc: Index
+    mc: Index
+    kc: Index
+    nblocks: Index
+    mblocks: Index
+    kblocks: Index
+    units: Index
+    tasks: Index
+    points: Index  # of the batch, times blocks of columns
+    shared: bool | Reg
+
+
+def split(build: Builder, env: Env, d: Design) -> Split:
+    """The split for the dimensions in `env`; depends on nothing else."""
+    c = d.c
+    m, n, k = (emit_dim(build, env, x) for x in (c.rows.extent, c.cols.extent, c.depth))
+    batch: Index = 1
+    for axis in c.batch:
+        batch = build.mul(batch, emit_dim(build, env, axis.extent))
+    nblocks = build.ceildiv(n, d.nc)
+    nc = _round_up(build, build.ceildiv(n, build.imax(nblocks, 1)), d.tile.nr)
+    work = build.mul(build.mul(batch, build.mul(m, n)), build.imax(k, 1))
+    worth = build.add(build.udiv(work, TASK_WORK), 1)
+    points = build.mul(batch, nblocks)
+    base = build.imax(points, 1)
+    wanted = build.imin(build.udiv(SPREAD, base), build.imin(worth, build.ceildiv(m, 2 * d.tile.mr)))
+    mc = _round_up(build, build.ceildiv(m, build.imax(wanted, 1)), d.tile.mr)
+    mc = build.imax(build.imin(mc, d.mc), d.tile.mr)
+    mblocks = build.ceildiv(m, mc)
+    kblocks = build.imax(build.ceildiv(k, d.kc), 1)
+    kc = build.mul(build.ceildiv(build.udiv(k, d.taps), kblocks), d.taps)
+    units = build.mul(points, mblocks)
+    tasks = build.imin(units, build.imin(worth, MAX_TASKS))
+    shared: bool | Reg
+    if isinstance(mblocks, int) and isinstance(points, int):
+        shared = mblocks > 1 and points < SPREAD
+    else:
+        b = build.ir
+        shared = b.and_(
+            b.icmp_signed(">", build.i64(mblocks), build.i64(1)),
+            b.icmp_signed("<", build.i64(points), build.i64(SPREAD)),
+        )
+    return Split(m, n, k, nc, mc, kc, nblocks, mblocks, kblocks, units, tasks, points, shared)
+
+
+def shares(build: Builder, d: Design) -> bool | None:
+    """Whether blocks of b are shared by units; None when it depends on run-time dimensions."""
+    if not d.packs_b:
+        return False
+    extents = [d.c.rows.extent, d.c.cols.extent, d.c.depth, *(a.extent for a in d.c.batch)]
+    if not all(isinstance(x, int) for x in extents):
+        return None
+    shared = split(build, Env(1, None, {}, {}, {}), d).shared
+    assert isinstance(shared, bool)
+    return shared
+
+
+def _round_up(build: Builder, x: Index, to: int) -> Index:
+    return build.mul(build.ceildiv(x, to), to)
+
+
+def _shared_blocks(build: Builder, s: Split) -> Index:
+    """Number of blocks of b that phase 0 packs."""
+    count = build.mul(s.points, s.kblocks)
+    if isinstance(s.shared, bool):
+        return count if s.shared else 0
+    return build.ir.select(s.shared, build.i64(count), build.i64(0))
+
+
+def shared_area(build: Builder, s: Split, d: Design, scratch: Reg) -> Reg:
+    """The shared blocks lie behind the slices of the tasks."""
+    return build.offset(scratch, build.mul(s.tasks, d.slice_bytes // d.c.acc.bytes), d.typ)
+
+
+def emit_tasks(build: Builder, kernel: Kernel, d: Design, phase: int) -> None:
+    """Write K.tasks of the main phase and K.scratch."""
+    with build.function(f"tasks.{phase}", I64, [PTR]) as fn:
+        env = open_kernel(build, kernel, fn.args[0], None)
+        build.ret(split(build, env, d).tasks)
+    with build.function("scratch", I64, [PTR]) as fn:
+        env = open_kernel(build, kernel, fn.args[0], None)
+        s = split(build, env, d)
+        own = build.mul(s.tasks, d.slice_bytes)
+        build.ret(build.add(own, build.mul(_shared_blocks(build, s), d.block_size * d.c.acc.bytes)))
+
+
+def emit_share(build: Builder, kernel: Kernel, d: Design, block: Function) -> None:
+    """Phase 0: pack the blocks of b that several units of phase 1 read."""
+    with build.function("tasks.0", I64, [PTR]) as fn:
+        env = open_kernel(build, kernel, fn.args[0], None)
+        build.ret(build.imin(_shared_blocks(build, split(build, env, d)), 2 * SPREAD))
+    with build.function("run.0", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
+        env_ptr, bufs, _, scratch, task = fn.args
+        s = split(build, open_kernel(build, kernel, env_ptr, None), d)
+        blocks = build.mul(s.points, s.kblocks)
+        tasks = build.imax(build.imin(blocks, 2 * SPREAD), 1)
+        first = build.udiv(build.mul(task, blocks), tasks)
+        last = build.udiv(build.mul(build.add(task, 1), blocks), tasks)
+        area = shared_area(build, s, d, scratch)
+        with build.loop(first, last, name="block") as q:
+            at = build.udiv(q, s.kblocks)
+            n0 = build.mul(build.umod(at, s.nblocks), s.nc)
+            n1 = build.imin(build.add(n0, s.nc), s.n)
+            k0 = build.mul(build.umod(q, s.kblocks), s.kc)
+            kc = build.imax(build.imin(build.sub(s.k, k0), s.kc), 0)
+            dst = build.offset(area, build.mul(q, d.block_size), d.typ)
+            args = (build.udiv(at, s.nblocks), n0, n1, k0, kc)
+            build.ir.call(block, [env_ptr, bufs, *(build.i64(x) for x in args), dst])

@@ -1,0 +1,182 @@
+"""The loops of a contraction over the blocks of one unit, and the calls of its micro-kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg
+from onnxfuse.codegen.scalar_expr import Env, open_kernel
+from onnxfuse.ir.kernel import Kernel
+from onnxfuse.templates.gemm_blocks import Split, shared_area, split
+from onnxfuse.templates.gemm_const import const_base, packed_bytes, with_views
+from onnxfuse.templates.gemm_design import Access, Design
+from onnxfuse.templates.gemm_epilogue import epilogue
+from onnxfuse.templates.gemm_operands import Matrix, Unit, a_block, a_tile, b_block, b_panel
+from onnxfuse.templates.microkernel import Strides, micro_kernel
+from onnxfuse.templates.packing import decode
+
+Tiles = dict[tuple[int, int], Function]
+
+
+def _row_counts(d: Design) -> list[int]:
+    """Row counts that can occur: those of the binary remainder, fewer when the number of rows is known."""
+    counts = list(d.tile.rows)
+    if isinstance(d.c.rows.extent, int):
+        full, rest = divmod(d.c.rows.extent, d.tile.mr)
+        counts = [r for r in counts if (r == d.tile.mr and full) or (r != d.tile.mr and rest & r)]
+    return counts
+
+
+def _vector_counts(d: Design) -> list[int]:
+    if d.tile.nv == 1:
+        return [1]
+    if isinstance(d.c.cols.extent, int):
+        full, rest = divmod(d.c.cols.extent, d.tile.nr)
+        narrow = 0 < rest <= d.tile.lanes
+        return [d.tile.nv] * bool(full or rest > d.tile.lanes) + [1] * narrow
+    return [d.tile.nv, 1]
+
+
+def emit_tiles(build: Builder, d: Design) -> Tiles:
+    """Define the micro-kernels of all tile shapes that can occur."""
+    if d.a is Access.CONST:
+        a_row, a_step = 1, d.tile.mr
+    elif d.a is Access.ROWS:
+        a_row, a_step = d.a_row, 1
+    elif d.a is Access.COLUMNS:
+        a_row, a_step = 1, d.a_row
+    else:
+        a_row, a_step = None, None
+    b_stride = {Access.CONST: d.tile.nr, Access.DIRECT: None}.get(d.b, d.b_row)
+    strides = Strides(a_row, a_step, b_stride)
+    return {(mr, nv): micro_kernel(build, d.tile, mr, nv, strides) for mr in _row_counts(d) for nv in _vector_counts(d)}
+
+
+def emit_run(build: Builder, kernel: Kernel, d: Design, phase: int, tiles: Tiles, block: Function | None) -> None:
+    """Write K.run of the main phase."""
+    with build.function(f"run.{phase}", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
+        env_ptr, bufs, packed, scratch, task = fn.args
+        env = with_views(open_kernel(build, kernel, env_ptr, bufs), d.c)
+        s = split(build, env, d)
+        home = build.alloca(d.typ, d.tile.mr * d.tile.nr) if d.single else None
+        first = build.udiv(build.mul(task, s.units), s.tasks)
+        last = build.udiv(build.mul(build.add(task, 1), s.units), s.tasks)
+        with build.loop(first, last, name="unit") as unit:
+            u = _open_unit(build, env, d, s, unit, (env_ptr, bufs, packed, scratch, task))
+            _run_unit(build, u, d, tiles, home, block)
+
+
+def _open_unit(build: Builder, env: Env, d: Design, s: Split, unit: Reg, args: tuple[Reg, Reg, Reg, Reg, Reg]) -> Unit:
+    env_ptr, bufs, packed, scratch, task = args
+    c = d.c
+    column = build.udiv(unit, s.mblocks)
+    point = build.udiv(column, s.nblocks)
+    m0 = build.mul(build.umod(unit, s.mblocks), s.mc)
+    n0 = build.mul(build.umod(column, s.nblocks), s.nc)
+    place = env.at(decode(build, env, c.batch, point))
+    mine = build.offset(scratch, build.mul(task, d.slice_bytes // c.acc.bytes), d.typ)
+    sizes = [-(-n // 16) * 16 for n in (d.a_size, d.b_size)]
+    packed_b = build.offset(packed, packed_bytes(d, "a") // c.acc.bytes, d.typ)
+    return Unit(
+        env=place,
+        split=s,
+        m0=m0,
+        m1=build.imin(build.add(m0, s.mc), s.m),
+        n0=n0,
+        n1=build.imin(build.add(n0, s.nc), s.n),
+        packed_a=const_base(build, place, d, "a", packed),
+        packed_b=const_base(build, place, d, "b", packed_b),
+        scratch_a=mine,
+        scratch_b=build.offset(mine, sizes[0], d.typ),
+        scratch_c=build.offset(mine, sum(sizes), d.typ),
+        shared=shared_area(build, s, d, scratch),
+        point=point,
+        column=column,
+        env_ptr=env_ptr,
+        bufs=bufs,
+    )
+
+
+def _run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None, block: Function | None) -> None:
+    s = u.split
+    with build.loop(0, s.kblocks, name="kb") as kb:
+        k0 = build.mul(kb, s.kc)
+        kc = build.imax(build.imin(build.sub(s.k, k0), s.kc), 0)
+        block_b = b_block(build, u, d, kb, k0, kc, block)
+        with build.loop(u.m0, u.m1, d.ms, name="ms") as s0:
+            s1 = build.imin(build.add(s0, d.ms), u.m1)
+            block_a = a_block(build, u, d, k0, kc, s0, s1)
+            with build.loop(u.n0, u.n1, d.tile.nr, name="j") as j:
+                cols = build.imin(build.sub(u.n1, j), d.tile.nr)
+                panel = b_panel(build, u, d, block_b, j, cols, k0, kc)
+                with build.loop(s0, s1, d.tile.mr, name="i") as i:
+                    rows = build.imin(build.sub(s1, i), d.tile.mr)
+                    tile = a_tile(build, d, block_a, i, s0, k0, s.k)
+                    at = home if home is not None else _resting(build, u, d, i, j)
+                    start = build.ir.icmp_signed("==", build.i64(kb), build.i64(0))
+                    _call_tiles(build, d, tiles, tile, panel, rows, cols, kc, at, start)
+                    done = build.ir.icmp_signed("==", build.i64(build.add(kb, 1)), build.i64(s.kblocks))
+                    with build.if_then(done):
+                        epilogue(build, u, d, i, rows, j, cols, at)
+
+
+def _resting(build: Builder, u: Unit, d: Design, i: Index, j: Index) -> Reg:
+    """Home of the tile at (i, j) between blocks of K."""
+    per_column = build.ceildiv(u.split.mc, d.tile.mr)
+    column = build.udiv(build.sub(j, u.n0), d.tile.nr)
+    number = build.add(build.mul(column, per_column), build.udiv(build.sub(i, u.m0), d.tile.mr))
+    return build.offset(u.scratch_c, build.mul(number, d.tile.mr * d.tile.nr), d.typ)
+
+
+def _call_tiles(
+    build: Builder,
+    d: Design,
+    tiles: Tiles,
+    a: Matrix,
+    b: Matrix,
+    rows: Index,
+    cols: Index,
+    kc: Index,
+    at: Reg,
+    start: Reg,
+) -> None:
+    """Run the micro-kernels that cover `rows` x `cols`: the full tile, or one for each bit of the remainder."""
+    counts = sorted({mr for mr, _ in tiles}, reverse=True)
+
+    def call(mr: int, first: Index) -> None:
+        base = build.offset(a.base, build.mul(first, a.row), d.typ)
+        home = build.offset(at, build.mul(first, d.tile.nr), d.typ)
+        args = [base, build.i64(a.row), build.i64(a.step), b.base, build.i64(b.step), build.i64(kc), home, start]
+        widths = sorted(nv for r, nv in tiles if r == mr)
+        if len(widths) == 1:
+            build.ir.call(tiles[mr, widths[0]], args)
+            return
+        narrow = build.ir.icmp_signed("<=", build.i64(cols), build.i64(d.tile.lanes))
+        with build.if_else(narrow, likely=False) as (then, other):
+            with then:
+                build.ir.call(tiles[mr, 1], args)
+            with other:
+                build.ir.call(tiles[mr, d.tile.nv], args)
+
+    full = counts[0] == d.tile.mr
+    if counts == [d.tile.mr]:
+        call(d.tile.mr, 0)
+        return
+    if not full:
+        _call_rest(build, call, counts, rows)
+        return
+    whole = build.ir.icmp_signed("==", build.i64(rows), build.i64(d.tile.mr))
+    with build.if_else(whole, likely=True) as (then, other):
+        with then:
+            call(d.tile.mr, 0)
+        with other:
+            _call_rest(build, call, counts[1:], rows)
+
+
+def _call_rest(build: Builder, call: Callable[[int, Index], None], counts: list[int], rows: Index) -> None:
+    first: Index = 0
+    for mr in counts:
+        take = build.ir.icmp_signed("!=", build.ir.and_(build.i64(rows), build.i64(mr)), build.i64(0))
+        with build.if_then(take):
+            call(mr, first)
+        first = build.add(first, build.ir.and_(build.i64(rows), build.i64(mr)))
