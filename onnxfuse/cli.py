@@ -17,22 +17,33 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
+from onnxfuse.codes import BY_CODE, OPTIONAL
 from onnxfuse.config import Config, FusionConfig, FusionMode, PrepareConfig, VerifyConfig
 from onnxfuse.errors import OnnxfuseError, UsageError, VerifyError
 
 if TYPE_CHECKING:
     from onnxfuse.emit.bundle import Staged, Written
+    from onnxfuse.explain import Explanation, Summary
+    from onnxfuse.frontend.atomize import Atomized
+    from onnxfuse.frontend.prepare import Prepared
+    from onnxfuse.frontend.read import Source
     from onnxfuse.inspection import Inspection
+    from onnxfuse.ir.graph import Graph
+    from onnxfuse.ir.partition import Partition
     from onnxfuse.ir.plan import Plans
     from onnxfuse.trace import Trace
     from onnxfuse.verify.compare import Report
     from onnxfuse.verify.facts import ModelFacts
+
+T = TypeVar("T")
 
 # typer's base class of usage errors has no public name of its own, and moved between versions.
 _FlagError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -56,8 +67,19 @@ Start with:
     onnxfuse compare model.onnx fused.onnx       # numbers, both in onnxruntime
     onnxfuse bench model.onnx fused.onnx         # speed, interleaved
     onnxfuse inspect fused.onnx                  # the groups, and why the rest was left
+    onnxfuse explain model.onnx                  # every decision, by code; one node; one edge
+    onnxfuse trace model.onnx                    # what each phase changed
 """,
 )
+
+
+class _Form(StrEnum):
+    """What `trace --format` takes."""
+
+    DIFF = "diff"
+    FULL = "full"
+    JSON = "json"
+
 
 # ---- options that several commands share
 
@@ -523,18 +545,97 @@ def _result_rows(results: Mapping[str, object]) -> list[tuple[str, str, str, str
 @app.command(
     epilog="""Examples:
 
+    onnxfuse explain model.onnx
+    onnxfuse explain model.onnx --node /encoder/layer.0/Softmax
+    onnxfuse explain model.onnx --edge conv,relu --fusion-mode tvm --json
+""",
+)
+def explain(
+    model: ModelArg,
+    edge: Annotated[
+        str, typer.Option("--edge", metavar="A,B", help="Two nodes, by name of node, value or operator.")
+    ] = "",
+    node: Annotated[str, typer.Option("--node", metavar="NAME", help="One node, value, or operator.")] = "",
+    fusion_mode: Mode = FusionMode.FULL,
+    max_fusion_size: MaxSize = None,
+    target_cpu: TargetCpu = "native",
+    overwrite_input_shape: OverwriteShape = None,
+    dim_param: DimParam = None,
+    skip_optimization: SkipOptimization = None,
+    skip_constant_folding: Annotated[bool, typer.Option("--skip-constant-folding")] = False,
+    skip_fusion_patterns: SkipFusion = None,
+    keep: Keep = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say why nodes were fused or not: one node, one edge, or every decision by code.
+
+    Runs the stages up to the plan; no code is generated. `onnxfuse rules` lists the codes.
+    """
+    _require_file(model)
+    if edge and node:
+        raise UsageError("E_FLAG", "--edge and --node together", hint="give one of them")
+    config = Config(
+        fusion=_fusion(fusion_mode, max_fusion_size, skip_fusion_patterns, keep),
+        prepare=_prepare(skip_optimization, skip_constant_folding),
+        target=target_cpu,
+        overwrite_input_shape=_shapes_with_symbols(overwrite_input_shape or ()),
+        dim_params=_dim_params(dim_param or ()),
+    )
+    from onnxfuse.explain import answers
+
+    ran = _planned(model, config, _Progress(verbose))
+    found = answers(ran.original, ran.whole, ran.plans, ran.prepared.notes)
+    if not edge and not node:
+        said: Explanation | Summary = found.summary()
+    else:
+        said = found.node(node) if node else found.edge(*_edge(edge, found.aliases))
+    if json:
+        _print_json(said.json())
+        return
+    from onnxfuse import report
+
+    report.show(report.explanation(said))
+
+
+def _edge(text: str, names: Mapping[str, object]) -> tuple[str, str]:
+    """`A,B`; names may hold commas, so a split into two known names wins."""
+    parts = text.split(",")
+    splits = [(",".join(parts[:k]), ",".join(parts[k:])) for k in range(1, len(parts))]
+    if not splits:
+        raise UsageError("E_FLAG", f"cannot read --edge {text!r}", hint="write --edge producer,consumer")
+    return next((s for s in splits if s[0] in names and s[1] in names), splits[0])
+
+
+@app.command(
+    epilog="""Examples:
+
+    onnxfuse trace model.onnx
+    onnxfuse trace model.onnx --phase 2 --only conv_add_relu
     onnxfuse trace model.onnx --print-after fuse
     onnxfuse trace model.onnx --stop-after plan --dump stages/ --diff
+    onnxfuse trace model.onnx --export-stage prepare prepared.onnx
 """,
 )
 def trace(
     model: ModelArg,
+    phase: Annotated[
+        int, typer.Option("--phase", min=0, max=4, help="1 legalize, 2 group, 3 merge, 4 schedule; 0 = all.")
+    ] = 0,
+    form: Annotated[_Form, typer.Option("--format", help="What changed, everything, or data.")] = _Form.DIFF,
+    only: Annotated[
+        str, typer.Option("--only", metavar="GROUP", help="One group: its name, or a node or value in it.")
+    ] = "",
     print_after: Annotated[
         list[str] | None, typer.Option("--print-after", metavar="STAGES", help="Stages to print, or `all`.")
     ] = None,
     stop_after: Annotated[str, typer.Option("--stop-after", metavar="STAGE", help="Go no further.")] = "",
     dump: Annotated[Path | None, typer.Option("--dump", metavar="DIR", help="One file per stage.")] = None,
     diff: Annotated[bool, typer.Option("--diff", help="With --dump: what each stage changed.")] = False,
+    export_stage: Annotated[
+        tuple[str, Path] | None,
+        typer.Option("--export-stage", metavar="STAGE OUT", help="Write this stage as a model that runs everywhere."),
+    ] = None,
     fusion_mode: Mode = FusionMode.FULL,
     max_fusion_size: MaxSize = None,
     target_cpu: TargetCpu = "native",
@@ -545,7 +646,12 @@ def trace(
     skip_fusion_patterns: SkipFusion = None,
     keep: Keep = None,
 ) -> None:
-    """Run the stages of `optimize` and show what each one returns; the times come last, on standard error."""
+    """Show how the model becomes kernels: what each of four phases changed.
+
+    With --print-after, --dump or --stop-after: what each stage of `optimize` returns, in full; the times come last, on
+    standard error. With --export-stage: a model without a library, of the stages read, prepare and atomize without
+    custom nodes, of fuse, layout, kernelize and plan with a function for every group.
+    """
     _require_file(model)
     config = Config(
         fusion=_fusion(fusion_mode, max_fusion_size, skip_fusion_patterns, keep),
@@ -554,6 +660,28 @@ def trace(
         overwrite_input_shape=_shapes_with_symbols(overwrite_input_shape or ()),
         dim_params=_dim_params(dim_param or ()),
     )
+    if export_stage is not None:
+        _export(model, config, *export_stage)
+    if print_after or stop_after or dump is not None:
+        _trace_stages(model, config, print_after, stop_after, dump, diff)
+        return
+    if export_stage is not None:
+        return
+    from onnxfuse.phases import story
+
+    ran = _planned(model, config, _Progress(False))
+    told = story(ran.original, ran.plans, only)
+    if form is _Form.JSON:
+        _print_json({"model": model.name, "mode": str(fusion_mode), **told.json(phase)})
+        return
+    size = max_fusion_size or FusionConfig().max_nodes
+    print(f"# onnxfuse trace  model={model.name}  mode={fusion_mode}  cap={size}")
+    print("\n".join(told.text(str(form), phase)))
+
+
+def _trace_stages(
+    model: Path, config: Config, print_after: list[str] | None, stop_after: str, dump: Path | None, diff: bool
+) -> None:
     from onnxfuse import pipeline
     from onnxfuse.trace import Stopped, Trace
 
@@ -562,11 +690,112 @@ def trace(
     if unknown:
         raise UsageError("E_FLAG", f"no stage {min(unknown)!r}", hint=f"stages: {', '.join(pipeline.STAGES)}")
     if not stages and dump is None:
-        stages = frozenset({stop_after or "fuse"})
+        stages = frozenset({stop_after})
     hook = Trace(print_after=stages, dump=dump, diff=diff, stop_after=stop_after, reproduce=_reproduce(model))
     with contextlib.suppress(Stopped):
         pipeline.optimize(model, config, hook)
     print(hook.table(), file=sys.stderr)
+
+
+def _export(model: Path, config: Config, stage: str, out: Path) -> None:
+    """Write one stage as an ONNX model."""
+    from onnxfuse.emit.bundle import check_output, write
+    from onnxfuse.emit.stage import EXPORTS, export
+
+    if stage not in EXPORTS:
+        hint = f"stages: {', '.join(EXPORTS)}"
+        raise UsageError("E_STAGE", f"stage {stage!r} cannot be written as an ONNX model", hint=hint)
+    check_output(out, model)
+    ran = _planned(model, config, _Progress(False), "plan" if stage == "plan" else "kernelize")
+    emission = export(stage, ran.source, ran.prepared, ran.atomized, ran.plans)
+    written = write(emission, None, out, external_data=config.save_as_external_data)
+    print("wrote " + ", ".join(str(f) for f in (written.model, written.data) if f is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """Results of the stages up to the plan."""
+
+    source: Source
+    prepared: Prepared
+    atomized: Atomized
+    whole: Partition  # before kernelize
+    plans: Plans
+
+    @property
+    def original(self) -> Graph:
+        return self.source.graph
+
+
+def _planned(model: Path, config: Config, progress: _Progress, last: str = "plan") -> _Planned:
+    """Run the stages up to `plan`, or to `kernelize` (then nothing is planned yet)."""
+    from onnxfuse import pipeline
+    from onnxfuse.frontend.atomize import Atomized
+    from onnxfuse.frontend.prepare import Prepared
+    from onnxfuse.frontend.read import Source
+    from onnxfuse.ir.partition import Partition
+    from onnxfuse.ir.plan import Kernels, Plans
+    from onnxfuse.trace import Stopped
+
+    hook = _trace(model, progress)
+    hook.stop_after = last
+    with progress, contextlib.suppress(Stopped):
+        pipeline.optimize(model, config, hook, progress.starts)
+    last_result = hook.result(last)
+    if isinstance(last_result, Kernels):
+        last_result = Plans(last_result.partition, (), last_result.calls, last_result.refused)
+    return _Planned(
+        _typed(Source, hook.result("read")),
+        _typed(Prepared, hook.result("prepare")),
+        _typed(Atomized, hook.result("atomize")),
+        _typed(Partition, hook.result("layout")),
+        _typed(Plans, last_result),
+    )
+
+
+def _typed(kind: type[T], value: object) -> T:
+    assert isinstance(value, kind), value
+    return value
+
+
+@app.command()
+def rules(
+    code: Annotated[
+        str | None, typer.Argument(metavar="[CODE]", help="Only this code, or codes that begin so.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List every code: who gives it, what it means, the threshold behind it, where the rule comes from."""
+    from onnxfuse.codes import CODES, default
+
+    found = [c for c in CODES if code is None or c.code == code] or [c for c in CODES if c.code.startswith(str(code))]
+    if not found:
+        near = get_close_matches(str(code), [c.code for c in CODES])
+        hint = f"did you mean: {', '.join(near)}" if near else "onnxfuse rules lists all"
+        raise UsageError("E_NO_CODE", f"there is no code {code!r}", hint=hint)
+    if json:
+        _print_json(
+            [
+                {
+                    "code": c.code,
+                    "stage": c.stage,
+                    "meaning": c.meaning,
+                    "threshold": c.threshold or None,
+                    "default": default(c),
+                    "origin": c.origin,
+                    "optional": c.optional,
+                }
+                for c in found
+            ]
+        )
+        return
+    from onnxfuse import report
+
+    rows = [
+        (c.code, c.stage, c.meaning, f"{c.threshold} = {default(c)}" if c.threshold else "", c.origin, _yes(c.optional))
+        for c in found
+    ]
+    report.show(report.listing(("code", "stage", "meaning", "threshold", "origin", "can be skipped"), rows))
 
 
 @app.command()
@@ -589,6 +818,10 @@ def ops(
     from onnxfuse import report
 
     report.show(report.listing(columns, rows))
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else ""
 
 
 @app.command()
@@ -647,6 +880,9 @@ def _names(texts: Iterable[str] | None) -> frozenset[str]:
 
 
 def _fusion(mode: FusionMode, size: int | None, skip: list[str] | None, keep: list[str] | None) -> FusionConfig:
+    for code in sorted(_names(skip) - OPTIONAL):
+        what = f"{code} cannot be left out" if code in BY_CODE else f"no fusion rule {code!r}"
+        raise UsageError("E_FLAG", what, hint=f"--skip-fusion-patterns takes: {', '.join(sorted(OPTIONAL))}")
     config = FusionConfig(mode=mode, skip=_names(skip), keep=frozenset(keep or ()))
     return config if size is None else replace(config, max_nodes=size, max_nodes_tvm=size)
 

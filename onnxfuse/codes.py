@@ -6,6 +6,7 @@ Codes are stable API: `explain`, `inspect --json` and error messages carry them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +288,19 @@ CODES: tuple[Code, ...] = (
 
 BY_CODE: dict[str, Code] = {c.code: c for c in CODES}
 OPTIONAL: frozenset[str] = frozenset(c.code for c in CODES if c.optional)
+
+
+def default(code: Code) -> object:
+    """The number behind the threshold as it is today; None without one."""
+    if not code.threshold:
+        return None
+    config = import_module("onnxfuse.config")
+    where, _, name = code.threshold.rpartition(":")
+    if where:
+        return getattr(import_module(f"onnxfuse.{where}"), name)
+    part, _, name = code.threshold.partition(".")
+    value = getattr(getattr(config.Config(), part), name)
+    return value if isinstance(value, int | float | str) else sorted(value)
 
 
 def meaning(code: str) -> str:

@@ -15,8 +15,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from onnxfuse.codes import meaning, sentence
+from onnxfuse.explain import Explanation, Summary, blocking_line
+
 if TYPE_CHECKING:  # onnxruntime is not needed to print a table
     from onnxfuse.inspection import Inspection, LeftNode
+    from onnxfuse.ir.partition import Decision
     from onnxfuse.verify.bench import BenchReport
     from onnxfuse.verify.compare import OutputReport, Report
 
@@ -114,6 +118,41 @@ def groups(facts: Inspection) -> RenderableType:
         row = (g.name, g.kind, g.template or "", ops, str(len(g.reads)), str(len(g.writes)), nbytes(g.bytes))
         table.add_row(*(Text(cell) for cell in row))
     return Group(table, *([left_nodes(facts.left)] if facts.left else []))
+
+
+# ---- explain
+
+
+def explanation(said: Explanation | Summary) -> RenderableType:
+    """One node or edge: the verdict, the rule that decided it, then every record. All of them: one row per code."""
+    if isinstance(said, Summary):
+        return reasons(said)
+    lines: list[RenderableType] = [Text(said.verdict, style="bold")]
+    if said.blocking is not None:
+        lines.append(Text(f"first blocking rule: {blocking_line(said.blocking)}", style="bold red"))
+    if said.subjects:
+        rows = [(s.name, s.node, s.op, s.fate) for s in said.subjects]
+        lines.append(listing(("value", "node", "op", "where"), rows))
+    if said.decisions:
+        columns = ("stage", "producer", "consumer", "verdict", "code", "numbers", "meaning")
+        lines.append(listing(columns, [_decision(d) for d in said.decisions]))
+    lines += [Text(f"simplification not done: {n} - {meaning(n.code)}") for n in said.notes]
+    return Group(*lines)
+
+
+def _decision(d: Decision) -> tuple[str, ...]:
+    return (d.stage, d.a, d.b, d.verdict, d.code, sentence(d.code, d.numbers), meaning(d.code))
+
+
+def reasons(found: Summary) -> RenderableType:
+    """One row per code: how often, and a few of the pairs (producer->consumer) or nodes."""
+    table = Table(header_style="bold")
+    for name in ("stage", "verdict", "code", "count", "meaning", "for example"):
+        table.add_column(name, justify="right" if name == "count" else "left", overflow="fold")
+    for r in found.rows:
+        row = (r.stage, r.verdict, r.code, str(r.count), meaning(r.code), ", ".join(r.examples))
+        table.add_row(*(Text(cell) for cell in row))
+    return table
 
 
 # ---- compare
