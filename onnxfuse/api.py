@@ -37,6 +37,7 @@ def optimize(
     skip_fusion_patterns: frozenset[str] | set[str] = frozenset(),
     keep: frozenset[str] | set[str] = frozenset(),
     custom_op_library: Sequence[str | PathLike[str]] = (),
+    exact_conv: bool = False,
     strict: bool = False,
     trace: Trace | None = None,
     progress: Callable[[str], None] | None = None,
@@ -64,6 +65,7 @@ def optimize(
         skip_fusion_patterns: rule codes to switch off.
         keep: names of nodes that stay alone.
         custom_op_library: libraries of the custom ops the model itself uses, for the check.
+        exact_conv: no Winograd, convolutions are plain sums of products.
         strict: fail where something cannot be compiled.
         trace: hook that sees the result of every stage.
         progress: called with the name of every stage as it starts.
@@ -102,6 +104,7 @@ def optimize(
         overwrite_input_shape=dict(overwrite_input_shape or {}),
         dim_params=dict(dim_param or {}),
         save_as_external_data=save_as_external_data,
+        exact_conv=exact_conv,
         strict=strict,
     )
     bundle = run(model, config, trace, progress)

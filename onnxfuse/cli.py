@@ -193,6 +193,9 @@ def optimize(
     skip_fusion_patterns: SkipFusion = None,
     keep: Keep = None,
     custom_op_library: CustomOps = None,
+    exact_conv: Annotated[
+        bool, typer.Option("--exact-conv", help="No Winograd: convolutions are plain sums of products.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail where something cannot be compiled.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything, write nothing.")] = False,
     json: Json = False,
@@ -213,6 +216,7 @@ def optimize(
         overwrite_input_shape=_shapes_with_symbols(overwrite_input_shape or ()),
         dim_params=_dim_params(dim_param or ()),
         save_as_external_data=save_as_external_data,
+        exact_conv=exact_conv,
         strict=strict,
     )
     # Imported here: onnx, onnxruntime and LLVM take a second to load.

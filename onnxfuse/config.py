@@ -73,4 +73,5 @@ class Config:
     dim_params: dict[str, int] = field(default_factory=dict)
     save_as_external_data: bool = False
     strict: bool = False  # a refusal to compile is an error
+    exact_conv: bool = False  # no Winograd: convolutions are plain sums of products
     keep_llvm: bool = False

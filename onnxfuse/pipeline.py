@@ -106,7 +106,7 @@ def optimize(
     # Before kernelize: loops follow the memory order.
     partition = stage("layout", lambda: layout(partition, target))
     kernels = stage("kernelize", lambda: kernelize(partition))
-    plans = stage("plan", lambda: plan(kernels, target))
+    plans = stage("plan", lambda: plan(kernels, target, _forbidden(config)))
     library = stage("generate", lambda: _library(plans, target, config))
     plans = plans if library is None else library.plans
     # What `inspect` will say about the file, in the file.
@@ -121,6 +121,11 @@ def optimize(
 def _evaluator(graph: Graph) -> Evaluate:
     """The judge folds the constants: what onnxruntime says they are."""
     return lambda node, arrays: evaluate(node, arrays, graph.opset, graph.imports)
+
+
+def _forbidden(config: Config) -> frozenset[str]:
+    """Templates that may not be used."""
+    return frozenset({"winograd"}) if config.exact_conv else frozenset()
 
 
 def _library(plans: Plans, target: Target, config: Config) -> Library | None:

@@ -7,6 +7,8 @@ schedule, which the library runs when extents differ. A kernel that no template 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Kernels, Plan, Plans, Schedule, Template
@@ -15,12 +17,12 @@ from onnxfuse.target import Target
 from onnxfuse.templates import GENERAL, TEMPLATES
 
 
-def plan(kernels: Kernels, target: Target) -> Plans:
-    """Choose a template and a schedule for every kernel (see the module docstring)."""
+def plan(kernels: Kernels, target: Target, skip: Collection[str] = ()) -> Plans:
+    """Choose a template and a schedule for every kernel; templates named in `skip` are not asked."""
     chosen: dict[Kernel, Plan] = {}
     failed: dict[Kernel, Refusal] = {}
     for kernel in kernels.kernels:
-        found = plan_kernel(kernel, target)
+        found = plan_kernel(kernel, target, skip)
         if isinstance(found, Refusal):
             failed[kernel] = found
         else:
@@ -30,12 +32,12 @@ def plan(kernels: Kernels, target: Target) -> Plans:
     return Plans(kernels.partition, tuple(chosen.values()), calls, refused)
 
 
-def plan_kernel(kernel: Kernel, target: Target) -> Plan | Refusal:
+def plan_kernel(kernel: Kernel, target: Target, skip: Collection[str] = ()) -> Plan | Refusal:
     """The cheapest proposal for one kernel."""
     best: tuple[Schedule, Template] | None = None
     reason = Refusal("UN_TEMPLATE", "no template")
     variant = equal_extents(kernel)
-    for template in TEMPLATES:
+    for template in (t for t in TEMPLATES if t.name not in skip):
         found = template.propose(variant, target)
         if isinstance(found, Refusal):
             reason = found
