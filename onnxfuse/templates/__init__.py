@@ -6,8 +6,9 @@ from onnxfuse.ir.plan import Template
 from onnxfuse.templates.gemm import GEMM
 from onnxfuse.templates.rowwise import ROWWISE
 from onnxfuse.templates.window import WINDOW
+from onnxfuse.templates.winograd import WINOGRAD
 
 # In order of priority among equal costs; the general one last.
 GENERAL = ROWWISE  # takes every kernel; runs what others cannot
 
-TEMPLATES: tuple[Template, ...] = (WINDOW, GEMM, ROWWISE)
+TEMPLATES: tuple[Template, ...] = (WINDOW, WINOGRAD, GEMM, ROWWISE)

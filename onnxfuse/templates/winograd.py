@@ -157,7 +157,17 @@ class Design:
         return self.m * (self.block + self.lanes)
 
     @property
-    def u_step(self) -> int:
+    def group_panels(self) -> int:
+        return self.group // self.mr
+
+    @property
+    def depth(self) -> int:
+        """Channels of one call of the micro-kernel."""
+        return -(-self.c.channels // -(-self.c.channels // DEPTH))
+
+    @property
+    def u_size(self) -> int:
+        """Transformed weights of one point."""
         return self.panels * self.mr * self.c.channels
 
     @property
@@ -298,7 +308,7 @@ def _is(e: Expr, axis: Axis | None) -> bool:
 
 
 def _pad(e: Expr, out: Axis, tap: Axis) -> int | None:
-    """p where the index is out + tap - p."""
+    """The padding: p where the index is out + tap - p."""
     rest = dict(poly(simplify(e)))
     if rest.pop((var(out),), 0) != 1 or rest.pop((var(tap),), 0) != 1:
         return None
@@ -362,7 +372,7 @@ class _Split:
     tiles: Index
     block: Index  # tiles of a block
     blocks: Index
-    part: Index  # panels of a part of the features
+    part: Index  # panels of a part of the features, whole groups
     parts: Index
     units: Index
     tasks: Index
@@ -381,7 +391,7 @@ def _split(build: Builder, env: Env, d: Design) -> _Split:
     blocks = build.ceildiv(tiles, block)
     most = max(1, d.c.features // PART)
     wanted = build.imin(build.ceildiv(SPREAD, build.imax(blocks, 1)), most)
-    part = build.ceildiv(d.panels, build.imax(wanted, 1))
+    part = build.mul(build.ceildiv(build.ceildiv(d.panels, build.imax(wanted, 1)), d.group_panels), d.group_panels)
     parts = build.ceildiv(d.panels, part)
     units = build.mul(blocks, parts)
     work = build.mul(tiles, d.points * c.channels * c.features)
@@ -427,26 +437,34 @@ def _shared_v(build: Builder, d: Design, s: _Split, scratch: Reg, block: Index) 
 
 
 def _emit_pack(build: Builder, kernel: Kernel, d: Design) -> None:
-    """U[xi][panel][c][feature], transformed in f64; features past the end are zero."""
+    """The weights, transformed in f64, in the order in which they are read; features past the end are zero.
+
+    U[group][xi][block of channels][panel][c][feature]: one long run, because with few tiles its stream is the limit.
+    """
     c = d.c
     with build.function("packed_bytes", I64, []):
-        build.ret(d.points * d.u_step * 4)
+        build.ret(d.points * d.u_size * 4)
     with build.function("pack", VOID, [PTR, PTR]) as fn:
         bufs, packed = fn.args
         at = kernel.inputs.index(c.weight.source)
         weights = build.load(build.offset(bufs, at, PTR), PTR)
-        with build.loop(0, d.panels, name="panel") as p, build.loop(0, c.channels, name="c") as ch:
-            with build.loop(0, d.mr, name="lane") as lane:
-                f = build.add(build.mul(p, d.mr), lane)
-                real = build.imin(f, c.features - 1)
-                src = build.offset(weights, build.mul(build.add(build.mul(real, c.channels), ch), TAPS * TAPS), F32)
-                inside = build.ir.icmp_signed("<", build.i64(f), build.i64(c.features))
-                taps = [[_tap(build, src, TAPS * i + j, inside) for j in range(TAPS)] for i in range(TAPS)]
-                spot = build.add(build.mul(build.add(build.mul(p, c.channels), ch), d.mr), lane)
-                dst = build.offset(packed, spot, F32)
-                u = [v for row in filter_transform(build, d.m, taps) for v in row]
-                for xi, value in enumerate(u):
-                    build.store(build.ir.fptrunc(value, F32), build.offset(dst, xi * d.u_step, F32))
+        panels = build.loop(0, d.panels, name="panel")
+        with panels as p, build.loop(0, c.channels, name="c") as ch, build.loop(0, d.mr, name="lane") as lane:
+            f = build.add(build.mul(p, d.mr), lane)
+            real = build.imin(f, c.features - 1)
+            src = build.offset(weights, build.mul(build.add(build.mul(real, c.channels), ch), TAPS * TAPS), F32)
+            inside = build.ir.icmp_signed("<", build.i64(f), build.i64(c.features))
+            taps = [[_tap(build, src, TAPS * i + j, inside) for j in range(TAPS)] for i in range(TAPS)]
+            g0 = build.mul(build.udiv(p, d.group_panels), d.group_panels)
+            count = build.imin(build.sub(d.panels, g0), d.group_panels)
+            k0 = build.mul(build.udiv(ch, d.depth), d.depth)
+            depth = build.imin(build.sub(c.channels, k0), d.depth)
+            row = build.add(build.add(build.mul(build.sub(p, g0), depth), build.sub(ch, k0)), build.mul(k0, count))
+            spot = build.add(build.mul(build.add(row, build.mul(g0, d.points * c.channels)), d.mr), lane)
+            u = [v for row in filter_transform(build, d.m, taps) for v in row]
+            for xi, value in enumerate(u):
+                at = build.add(spot, build.mul(count, xi * c.channels * d.mr))
+                build.store(build.ir.fptrunc(value, F32), build.offset(packed, at, F32))
 
 
 def _tap(build: Builder, src: Reg, k: int, inside: Reg) -> Reg:
@@ -671,13 +689,12 @@ def _emit_tiles(build: Builder, d: Design) -> list[Function]:
 
 
 def _products(
-    build: Builder, d: Design, tiles: Sequence[Function], count: Index, panels: tuple[Index, Index], u: Reg, v: Reg,
-    m: Reg,
-) -> None:  # fmt: skip
-    """M[xi] = U[xi] V[xi] for the features of some panels and `count` tiles."""
+    build: Builder, d: Design, tiles: Sequence[Function], count: Index, panels: Index, u: Reg, v: Reg, m: Reg
+) -> None:
+    """M[xi] = U[xi] V[xi] for the panels of a group of features and `count` tiles."""
     vectors = build.ceildiv(count, d.lanes)
     with build.loop(0, d.points, name="xi") as xi:
-        us = build.offset(u, build.mul(xi, d.u_step), F32)
+        us = build.offset(u, build.mul(build.mul(xi, panels), d.c.channels * d.mr), F32)
         vs, ms = build.offset(v, build.mul(xi, d.v_step), F32), build.offset(m, build.mul(xi, d.m_step), F32)
         with build.carry(0, build.ceildiv(vectors, d.nv), 1, [build.i64(0)], name="j") as it:
             (done,) = it.values
@@ -693,20 +710,19 @@ def _products(
             it.next = [build.i64(build.add(done, width))]
 
 
-def _column(build: Builder, d: Design, tile: Function, panels: tuple[Index, Index], u: Reg, v: Reg, m: Reg) -> None:
+def _column(build: Builder, d: Design, tile: Function, panels: Index, u: Reg, v: Reg, m: Reg) -> None:
     """The products of some panels of features with a few vectors of tiles."""
     channels = d.c.channels
-    blocks = -(-channels // DEPTH)
-    depth = -(-channels // blocks)
-    with build.loop(0, channels, depth, name="k") as k:
-        count = build.imin(build.sub(channels, k), depth)
+    with build.loop(0, channels, d.depth, name="k") as k:
+        count = build.imin(build.sub(channels, k), d.depth)
         first = _holds(build, "==", k, 0)
         b = build.offset(v, build.mul(k, d.row), F32)
-        with build.loop(*panels, name="i") as i:
-            a = build.offset(u, build.mul(build.add(build.mul(i, channels), k), d.mr), F32)
-            row = build.mul(build.sub(i, panels[0]), d.mr * d.row)
+        with build.loop(0, panels, name="i") as i:
+            row = build.add(build.mul(k, panels), build.mul(i, count))
+            a = build.offset(u, build.mul(row, d.mr), F32)
             fixed = [build.i64(1), build.i64(d.mr), b, build.i64(d.row), build.i64(count)]
-            build.ir.call(tile, [a, *fixed, build.offset(m, row, F32), first])
+            home = build.offset(m, build.mul(i, d.mr * d.row), F32)
+            build.ir.call(tile, [a, *fixed, home, first])
 
 
 # ---- tasks ----
@@ -743,8 +759,10 @@ def _emit_run(
                 build.ir.call(reader, [env_ptr, bufs, *args, v])
             p0 = build.mul(part, s.part)
             p1 = build.imin(build.add(p0, s.part), d.panels)
-            with build.loop(p0, p1, d.group // d.mr, name="group") as g0:
-                g1 = build.imin(build.add(g0, d.group // d.mr), p1)
-                _products(build, d, tiles, _count(build, s, block), (g0, g1), packed, v, mine)
-                f0, f1 = build.mul(g0, d.mr), build.imin(build.mul(g1, d.mr), d.c.features)
+            with build.loop(p0, p1, d.group_panels, name="group") as g0:
+                panels = build.imin(build.sub(p1, g0), d.group_panels)
+                u = build.offset(packed, build.mul(g0, d.points * d.c.channels * d.mr), F32)
+                _products(build, d, tiles, _count(build, s, block), panels, u, v, mine)
+                f0 = build.mul(g0, d.mr)
+                f1 = build.imin(build.add(f0, build.mul(panels, d.mr)), d.c.features)
                 build.ir.call(writer, [env_ptr, bufs, *(build.i64(x) for x in (block, f0, f1)), mine, line])

@@ -165,9 +165,7 @@ def _blocks(build: Builder, vectors: Sequence[Reg], picks: Sequence[tuple[int, i
     return build.shuffle(a, b, [*at_a, *(lanes + i for i in at_b)])
 
 
-def _joined(
-    build: Builder, a: tuple[Reg, list[int]], b: tuple[Reg, list[int]], lanes: int
-) -> tuple[Reg, list[int]]:
+def _joined(build: Builder, a: tuple[Reg, list[int]], b: tuple[Reg, list[int]], lanes: int) -> tuple[Reg, list[int]]:
     picks = [*a[1], *(lanes + i for i in b[1])]
     spare = [0] * (lanes - len(picks))
     return build.shuffle(a[0], b[0], [*picks, *spare]), list(range(len(picks)))
