@@ -21,6 +21,7 @@ from onnxfuse.ops.dsl import (
     declined,
     guarded,
     maximum,
+    unproven,
 )
 from onnxfuse.ops.table import contract
 
@@ -32,7 +33,9 @@ def MatMul(a, b):
         raise Unsupported("UN_SHAPE_MISMATCH", "MatMul of a scalar")
     left, right = a.rank == 1, b.rank == 1
     batch = broadcast_shape(() if left else a.shape[:-2], () if right else b.shape[:-2])
-    k = a.shape[-1] if isinstance(a.shape[-1], int) else b.shape[-1] if right else b.shape[-2]
+    inner = b.shape[-1] if right else b.shape[-2]
+    refusal = unproven((a.shape[-1], inner))
+    k = a.shape[-1] if isinstance(a.shape[-1], int) else inner
     shape = [*batch, *([] if left else [a.shape[-2]]), *([] if right else [b.shape[-1]])]
     nb = len(batch)
 
@@ -46,7 +49,7 @@ def MatMul(a, b):
         return compute(x) * compute(y)
 
     names = [f"b{k}" for k in range(nb)] + ([] if left else ["m"]) + ([] if right else ["n"]) + ["k"]
-    return Loops(shape, body, a.dtype, [k], acc=a.dtype.compute, names=names)
+    return Loops(shape, body, a.dtype, [k], acc=a.dtype.compute, names=names, refusal=refusal)
 
 
 # --- convolution ---------------------------------------------------------------------------------------------------
@@ -154,7 +157,12 @@ def Conv(x, w, b=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_sha
     finish = None if b is None else (lambda acc, _n, f, *_: acc + compute(b[f]))
     reduce_ = [per_group, *kernel]
     shape = [x.shape[0], features, *over.counts]
-    return Loops(shape, body, x.dtype, reduce_, finish=finish, names=names, refusal=over.refusal)
+    refusal = over.refusal or unproven((x.shape[1], per_group * group), *_biased(b, features))
+    return Loops(shape, body, x.dtype, reduce_, finish=finish, names=names, refusal=refusal)
+
+
+def _biased(b: Tensor | None, features: int) -> list[tuple[Dim, Dim]]:
+    return [] if b is None else [(b.shape[0], features)]
 
 
 @contract
@@ -207,7 +215,8 @@ def ConvTranspose(
     names = ["n", "f", *_SPACE[n - 1], "c", *(f"k{s}" for s in _SPACE[n - 1])]
     finish = None if b is None else (lambda acc, _n, f, *_: acc + compute(b[f]))
     shape = [x.shape[0], per_group * group, *spatial]
-    return Loops(shape, body, x.dtype, [inputs, *kernel], finish=finish, names=names)
+    refusal = unproven((x.shape[1], inputs * group), *_biased(b, per_group * group))
+    return Loops(shape, body, x.dtype, [inputs, *kernel], finish=finish, names=names, refusal=refusal)
 
 
 def _transposed_auto(

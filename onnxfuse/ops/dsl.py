@@ -159,6 +159,19 @@ def declined(shape: Sequence[Dim], dtype: DType, code: str, why: str) -> Loops:
     return Loops(shape, body, dtype, refusal=Refusal(code, why))
 
 
+def unproven(*equal: tuple[Dim, Dim]) -> Refusal | None:
+    """Why a kernel may not be made: extents that must be equal, and may not be at run time.
+
+    onnxruntime reports such inputs; a kernel would read past an end. Raises Unsupported when they always differ.
+    """
+    for a, b in equal:
+        if isinstance(a, int) and isinstance(b, int) and a != b:
+            raise Unsupported("UN_SHAPE_MISMATCH", f"extents {a} and {b} must be equal")
+        if not same(a, b):
+            return Refusal("UN_DATA_DEPENDENT", f"extents {a} and {b} must be equal, which the runtime checks")
+    return None
+
+
 # --- broadcasting --------------------------------------------------------------------------------------------------
 def broadcast_dims(a: Dim, b: Dim) -> Dim:
     """Extent of two broadcast dimensions. Raises Unsupported when they can never match."""
@@ -170,9 +183,19 @@ def broadcast_dims(a: Dim, b: Dim) -> Dim:
         return a
     if isinstance(a, int) and isinstance(b, int):
         raise Unsupported("UN_SHAPE_MISMATCH", f"dimensions {a} and {b} do not broadcast")
+    for whole, part in ((a, b), (b, a)):
+        if _capped(part, whole):  # min(n, c) against n: equal, or (when it is 1) n
+            return whole
     if isinstance(a, int) or isinstance(b, int):
         return a if isinstance(a, int) else b  # the symbolic side is 1 or equal
     return as_dim(apply("bdim", a, b))
+
+
+def _capped(part: Dim, whole: Dim) -> bool:
+    """Part is min(whole, c) with c > 1: a slice of a table of c rows, as position embeddings are."""
+    if not isinstance(part, Apply) or part.prim.name != "min":
+        return False
+    return any(isinstance(c, Lit) and c.value > 1 and same(n, whole) for c, n in (part.args, part.args[::-1]))
 
 
 def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:

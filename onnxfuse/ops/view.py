@@ -12,13 +12,14 @@ from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, apply, cast, i64, lit, where
 from onnxfuse.ir.op import SUM
-from onnxfuse.ir.simplify import as_dim, dim_expr, known, same, simplify
+from onnxfuse.ir.simplify import as_dim, bounds, dim_expr, known, same, simplify
 from onnxfuse.ir.types import Dim
 from onnxfuse.ops.dsl import (
     Loops,
     Tensor,
     axis_of,
     between,
+    broadcast_index,
     broadcast_load,
     broadcast_shape,
     declined,
@@ -28,6 +29,7 @@ from onnxfuse.ops.dsl import (
     minimum,
     product,
     unflatten,
+    unproven,
 )
 from onnxfuse.ops.table import alias, shape_op, view
 
@@ -90,7 +92,8 @@ def Size(x):
 def reshaped(x: Tensor, shape: Sequence[Dim]) -> Loops:
     """The same elements in row-major order under another shape."""
     dims = tuple(shape)
-    return Loops(dims, lambda *i: x[unflatten(flatten(i, dims), x.shape)], x.dtype)
+    refusal = unproven((product(dims), product(x.shape)))
+    return Loops(dims, lambda *i: x[unflatten(flatten(i, dims), x.shape)], x.dtype, refusal=refusal)
 
 
 def reshape_dims(x: Tensor, wanted: Sequence[Dim], allowzero: int = 0) -> list[Dim]:
@@ -145,7 +148,8 @@ def _squeeze(x: Tensor, axes: Sequence[int] | None) -> Loops:
         at = dict(zip(keep, i, strict=True))
         return x[tuple(at.get(k, i64(0)) for k in range(x.rank))]
 
-    return Loops([x.shape[k] for k in keep], body, x.dtype)
+    refusal = unproven(*((x.shape[k], 1) for k in drop))
+    return Loops([x.shape[k] for k in keep], body, x.dtype, refusal=refusal)
 
 
 @view(name="Squeeze")
@@ -306,13 +310,15 @@ def Concat(*xs, axis):
     starts: list[Expr] = [i64(0)]
     for x in xs:
         starts.append(simplify(starts[-1] + dim_expr(x.shape[k])))
-    shape = list(xs[0].shape)
-    for x in xs[1:]:  # a static dimension anywhere is the truth
-        shape = [b if isinstance(b, int) and not isinstance(a, int) else a for a, b in zip(shape, x.shape, strict=True)]
+    shape: list[Dim] = list(xs[0].shape)
+    for x in xs[1:]:
+        shape = [_joined(a, b) if n != k else a for n, (a, b) in enumerate(zip(shape, x.shape, strict=True))]
     shape[k] = as_dim(starts[-1])
 
     def part(x: Tensor, start: Expr, i: Sequence[Expr]) -> Expr:
-        return x[tuple(simplify(e - start) if n == k else e for n, e in enumerate(i))]
+        # Extents that are only equal at run time go through a broadcast: the kernel checks those.
+        at = broadcast_index(x.shape, i, shape)
+        return x[tuple(simplify(e - start) if n == k else at[n] for n, e in enumerate(i))]
 
     def body(*i: Expr) -> Expr:
         present = [
@@ -331,8 +337,19 @@ def Concat(*xs, axis):
     return Loops(shape, body, xs[0].dtype)
 
 
+def _joined(a: Dim, b: Dim) -> Dim:
+    """A dimension that all inputs of Concat share; a static one anywhere is the truth."""
+    if isinstance(a, int) and isinstance(b, int) and a != b:
+        raise Unsupported("UN_SHAPE_MISMATCH", f"Concat of extents {a} and {b}")
+    return b if isinstance(b, int) else a
+
+
 def _split(x: Tensor, axis: int, sizes: Sequence[Dim]) -> list[Loops]:
     k = axis_of(axis, x.rank)
+    total: Expr = i64(0)
+    for size in sizes:
+        total = total + size
+    refusal = unproven((as_dim(total), x.shape[k]))
     out = []
     start: Expr = i64(0)
     for size in sizes:
@@ -343,7 +360,7 @@ def _split(x: Tensor, axis: int, sizes: Sequence[Dim]) -> list[Loops]:
 
         shape = list(x.shape)
         shape[k] = size
-        out.append(Loops(shape, body, x.dtype))
+        out.append(Loops(shape, body, x.dtype, refusal=refusal))
         start = simplify(start + dim_expr(size))
     return out
 
@@ -378,6 +395,9 @@ def Split(x, split=None, *, axis=0, num_outputs=None, outputs):
 # --- padding -------------------------------------------------------------------------------------------------------
 def _pad(x: Tensor, begin: Sequence[Dim], end: Sequence[Dim], mode: str, value: Expr) -> Loops:
     shape = [as_dim(dim_expr(d) + b + e) for d, b, e in zip(x.shape, begin, end, strict=True)]
+    if mode != "constant" and any(not _reachable(d, b, e) for d, b, e in zip(x.shape, begin, end, strict=True)):
+        why = f"Pad mode={mode} on {x.type}: whether the dimensions are large enough is checked by the runtime"
+        return declined(shape, x.dtype, "UN_DATA_DEPENDENT", why)
 
     def source(k: int, i: Expr) -> tuple[Expr, Expr | None]:
         """(index into dimension k, condition under which it is inside)."""
@@ -407,6 +427,14 @@ def _pad(x: Tensor, begin: Sequence[Dim], end: Sequence[Dim], mode: str, value: 
         return element if truth else value if truth is False else where(inside, element, value)
 
     return Loops(shape, body, x.dtype)
+
+
+def _reachable(d: Dim, begin: Dim, end: Dim) -> bool:
+    """There is something to repeat: reflection and wrapping stay within the dimension once."""
+    low = d if isinstance(d, int) else bounds(d)[0]
+    if not isinstance(begin, int) or not isinstance(end, int):
+        return False
+    return (begin == 0 and end == 0) or (low is not None and low > max(begin, end))
 
 
 def _pads(x: Tensor, pads: Sequence[Dim], axes: Sequence[int] | None) -> tuple[list[Dim], list[Dim]]:
@@ -488,7 +516,16 @@ def GatherElements(data, indices, *, axis=0):
     def body(*i: Expr) -> Expr:
         return data[tuple(_wrap(indices[i], data.shape[k]) if n == k else e for n, e in enumerate(i))]
 
+    others = [n for n in range(data.rank) if n != k]
+    larger = [
+        n for n in others if not (same(indices.shape[n], data.shape[n]) or _fewer(indices.shape[n], data.shape[n]))
+    ]
+    refusal = refusal or unproven(*((indices.shape[n], data.shape[n]) for n in larger))
     return Loops(indices.shape, body, data.dtype, refusal=refusal)
+
+
+def _fewer(a: Dim, b: Dim) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a <= b
 
 
 # --- space and depth -----------------------------------------------------------------------------------------------
@@ -504,7 +541,8 @@ def DepthToSpace(x, *, blocksize, mode="DCR"):
         channel = (dy * b + dx) * out + ci if mode == "DCR" else ci * (b * b) + dy * b + dx
         return x[bi, channel, y // b, z // b]
 
-    return Loops([n, out, as_dim(dim_expr(h) * b), as_dim(dim_expr(w) * b)], body, x.dtype)
+    shape = [n, out, as_dim(dim_expr(h) * b), as_dim(dim_expr(w) * b)]
+    return Loops(shape, body, x.dtype, refusal=unproven((as_dim(dim_expr(out) * (b * b)), c)))
 
 
 @view
@@ -517,8 +555,9 @@ def SpaceToDepth(x, *, blocksize, mode="DCR"):
         block, channel = (ci // dim_expr(c), ci % dim_expr(c)) if mode == "DCR" else (ci % (b * b), ci // (b * b))
         return x[bi, channel, y * b + block // b, z * b + block % b]
 
-    shape = [n, as_dim(dim_expr(c) * (b * b)), as_dim(dim_expr(h) // b), as_dim(dim_expr(w) // b)]
-    return Loops(shape, body, x.dtype)
+    tall, wide = as_dim(dim_expr(h) // b), as_dim(dim_expr(w) // b)
+    refusal = unproven((as_dim(dim_expr(tall) * b), h), (as_dim(dim_expr(wide) * b), w))
+    return Loops([n, as_dim(dim_expr(c) * (b * b)), tall, wide], body, x.dtype, refusal=refusal)
 
 
 @view(since=14)
