@@ -762,7 +762,14 @@ def _typed(kind: type[T], value: object) -> T:
     return value
 
 
-@app.command()
+@app.command(
+    epilog="""Examples:
+
+    onnxfuse rules
+    onnxfuse rules NF_A_
+    onnxfuse rules NF_NODE_CAP --json
+""",
+)
 def rules(
     code: Annotated[
         str | None, typer.Argument(metavar="[CODE]", help="Only this code, or codes that begin so.", show_default=False)
@@ -795,11 +802,9 @@ def rules(
         return
     from onnxfuse import report
 
-    rows = [
-        (c.code, c.stage, c.meaning, f"{c.threshold} = {default(c)}" if c.threshold else "", c.origin, _yes(c.optional))
-        for c in found
-    ]
-    report.show(report.listing(("code", "stage", "meaning", "threshold", "origin", "can be skipped"), rows))
+    rows = [(c.code + "*" * c.optional, c.stage, c.meaning, c.threshold, _text(default(c)), c.origin) for c in found]
+    report.show(report.listing(("code", "stage", "meaning", "threshold", "default", "origin"), rows, ("code", "stage")))
+    print("* can be left out with --skip-fusion-patterns")
 
 
 @app.command()
@@ -824,8 +829,8 @@ def ops(
     report.show(report.listing(columns, rows))
 
 
-def _yes(flag: bool) -> str:
-    return "yes" if flag else ""
+def _text(number: object) -> str:
+    return "" if number is None else str(number)
 
 
 @app.command()

@@ -134,25 +134,26 @@ def explanation(said: Explanation | Summary) -> RenderableType:
         rows = [(s.name, s.node, s.op, s.fate) for s in said.subjects]
         lines.append(listing(("value", "node", "op", "where"), rows))
     if said.decisions:
-        columns = ("stage", "producer", "consumer", "verdict", "code", "numbers", "meaning")
-        lines.append(listing(columns, [_decision(d) for d in said.decisions]))
+        columns = ("stage", "producer -> consumer", "code", "numbers", "meaning")
+        lines.append(listing(columns, [_decision(d) for d in said.decisions], ("stage", "code")))
     lines += [Text(f"simplification not done: {n} - {meaning(n.code)}") for n in said.notes]
     return Group(*lines)
 
 
 def _decision(d: Decision) -> tuple[str, ...]:
-    return (d.stage, d.a, d.b, d.verdict, d.code, sentence(d.code, d.numbers), meaning(d.code))
+    return (d.stage, f"{d.a} -> {d.b}", d.code, sentence(d.code, d.numbers), meaning(d.code))
 
 
 def reasons(found: Summary) -> RenderableType:
     """One row per code: how often, and a few of the pairs (producer->consumer) or nodes."""
     table = Table(header_style="bold")
     for name in ("stage", "verdict", "code", "count", "meaning", "for example"):
-        table.add_column(name, justify="right" if name == "count" else "left", overflow="fold")
+        right, firm = name == "count", name in ("stage", "verdict", "code")
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=firm)
     for r in found.rows:
-        row = (r.stage, r.verdict, r.code, str(r.count), meaning(r.code), ", ".join(r.examples))
+        row = (r.stage, r.verdict, r.code, str(r.count), meaning(r.code), "\n".join(r.examples))
         table.add_row(*(Text(cell) for cell in row))
-    return table
+    return table if found.rows else Text("no decision was taken, and every node is compiled")
 
 
 # ---- compare
@@ -222,11 +223,11 @@ def timings(report: BenchReport) -> RenderableType:
 # ---- lists
 
 
-def listing(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """A plain table of strings."""
+def listing(columns: Sequence[str], rows: Iterable[Sequence[str]], firm: Sequence[str] = ()) -> RenderableType:
+    """A plain table of strings; the columns in `firm` are never broken into lines."""
     table = Table(header_style="bold")
     for name in columns:
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name in firm)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
