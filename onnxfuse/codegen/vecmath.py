@@ -9,6 +9,7 @@ lane needs it. Special values follow C: NaN in NaN out, signed zeros kept, poles
 
 Coefficients: interpolation at Chebyshev nodes, in 60 digits (mpmath), of the functions given beside each table, on the
 interval given there; then rounded to double. Interpolants are within a few per cent of minimax at these degrees.
+ERF_F32 is a minimax fit (Lawson's iteration) of the error of erf itself.
 """
 
 from __future__ import annotations
@@ -64,16 +65,10 @@ TANH_F64 = (
     0.0035921217436959856, -0.0014557753532096296, 0.0005896603606552671, -0.0002375896885211701,
     9.256923588512033e-05, -3.119892666773488e-05, 6.484104982405479e-06,
 )  # fmt: skip
-# erf(x)/x - 1 of z = x^2 on [0, 0.85]
+# log(erfc(a))/a on [0, 3.93]
 ERF_F32 = (
-    0.12837916667268318, -0.3761263402339505, 0.1128369935115317, -0.026859588116109587, 0.005201456326433703,
-    -0.0008147081117456024, 8.387074556861946e-05,
-)  # fmt: skip
-# -log(erfc(a)) on [0.92, 3.93]
-ERF_TAIL_F32 = (
-    -0.0003505474892204344, 1.1303876100127856, 0.6314953320827507, 0.11047520410795166, -0.026711760720359794,
-    0.004896494209821213, -0.0006382298750524613, 5.3845613436118956e-05, -2.464830643789837e-06,
-    3.7990035215289986e-08,
+    -0.1283791716112748, -0.6366193819680726, -0.10277783049629952, 0.01915306387369417, 0.00016039609968324098,
+    -0.0016670274803127771, 0.0006328368600799772, -0.00011764127156105308, 9.256265087964621e-06,
 )  # fmt: skip
 # erf(x)/x - 1 of z = x^2 on [0, 1]
 ERF_F64 = (
@@ -137,6 +132,7 @@ _PIO4_HI, _PIO4_LO = 0.7853981633974483, 3.061616997868383e-17
 # pi/2 and ln 2 in pieces whose leading ones have zeros at the end, so that small multiples of them are exact
 _PIO2_PARTS = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487111665e-21, 8.4784276603689e-32)
 _PIO2_SHORT = (1.5707963267341256, 6.077100506506192e-11)
+_LN2 = 0.6931471805599453
 _LN2_F64 = (0.6931471803691238, 1.9082149292705877e-10)
 _LN2_F32 = (0.693145751953125, 1.4286068203094173e-06)
 _TWO_THIRDS = (0.6666666666666666, 3.700743415417188e-17)
@@ -269,48 +265,62 @@ def _two_sum(a: _Num, b: _Num) -> tuple[_Num, _Num]:
 # ---- exp ----
 
 
-def _scaled(p: _Num, t: _Num, bias: int) -> _Num:
-    """Multiply p by 2**n in two steps (so that subnormal results round once); t = n + magic holds n in its low bits."""
-    b, build, typ = p.build.ir, p.build, p.int_type
-    mant, exp0 = (23, 127) if p.single else (52, 1023)
-    magic = 0x4B400000 if p.single else 0x4338000000000000
-    n = b.sub(t.bits(), build.const(typ, magic - bias))
-    half = b.ashr(n, build.const(typ, 1))
-    rest = b.sub(n, half)
-    shift = build.const(typ, mant)
-    one = build.const(typ, exp0)
-    s1 = p.from_bits(b.shl(b.add(half, one), shift))
-    s2 = p.from_bits(b.shl(b.add(rest, one), shift))
-    return p * s1 * s2
+def _power(x: _Num, bias: int) -> tuple[_Num, Reg]:
+    """(n, bits): n = x/ln 2 rounded to an integer; n + bias where a float has its exponent."""
+    mant = 23 if x.single else 52
+    magic = 1.5 * 2.0**mant + bias
+    t = x.fma(_LOG2E, magic)
+    # Of the bits of t, the shift leaves n + bias alone.
+    return t - magic, x.build.ir.shl(t.bits(), x.build.const(x.int_type, mant))
+
+
+def _exp_fraction(r: _Num) -> _Num:
+    """exp(r) - 1 for |r| <= 0.3475."""
+    z = r * r
+    return z.fma(_pairs(r, z, EXP_F32 if r.single else EXP_F64), r)
+
+
+def _pairs(x: _Num, square: _Num, coefficients: Sequence[float]) -> _Num:
+    """Horner's rule in the square, for pairs of coefficients: as many operations, half the latency."""
+    out: _Num | None = None
+    for k in reversed(range(0, len(coefficients), 2)):
+        pair = coefficients[k : k + 2]
+        low = x.fma(pair[1], pair[0]) if len(pair) == 2 else None
+        if out is None:
+            out = x.new(x.of(pair[0])) if low is None else low
+        else:
+            assert low is not None
+            out = out.fma(square, low)
+    assert out is not None
+    return out
 
 
 def _exp_core(x: _Num, low: _Num | None = None, bias: int = 0) -> _Num:
-    """2**bias * exp(x + low), |low| tiny; saturates to 0 and inf, NaN stays."""
-    magic = 1.5 * 2.0 ** (23 if x.single else 52)
+    """2**bias * exp(x + low), |low| tiny; saturates to 0 and inf, NaN stays.
+
+    The power of two is applied in two steps, so that subnormal results round once: 2**(n -+ half), then 2**+-half.
+    """
+    b, build = x.build.ir, x.build
+    exp0, half = (127, 64) if x.single else (1023, 512)
     # Past these the result is 0 or inf even with the bias.
-    x = x.at_most(90.0 if x.single else 712.0).at_least(-105.0 if x.single else -748.0)
-    t = x.fma(_LOG2E, magic)
-    n = t - magic
+    c = x.at_most(90.0 if x.single else 712.0).at_least(-105.0 if x.single else -748.0)
+    n, power = _power(c, 2 * exp0 + bias)
     hi, lo = _LN2_F32 if x.single else _LN2_F64
-    r = n.fma(-lo, n.fma(-hi, x))
+    r = n.fma(-lo, n.fma(-hi, c))
     if low is not None:
         r = r + low
-    q = _poly(r, EXP_F32 if x.single else EXP_F64)
-    p = (r * r).fma(q, r) + 1.0
-    return _scaled(p, t, bias)
+    large = b.icmp_signed("<", power, build.const(x.int_type, 0))  # n >= 2 - bias reaches the sign bit
+    step = x.pick(large, 2.0**half, 2.0**-half)
+    s = x.from_bits(b.sub(power, step.bits()))
+    return s.fma(_exp_fraction(r), s) * step
 
 
-def _tame_parts(x: _Num) -> tuple[_Num, _Num]:
-    """(p, s) with exp(x) = s * (1 + p), s a power of two: f32, |x| < 87, no saturation; NaN stays in p."""
-    b, build, typ = x.build.ir, x.build, x.int_type
-    magic = 1.5 * 2.0**23
-    t = x.fma(_LOG2E, magic)
-    n = t - magic
-    hi, lo = _LN2_F32
-    r = n.fma(-lo, n.fma(-hi, x))
-    p = (r * r).fma(_poly(r, EXP_F32), r)
-    power = b.shl(t.bits(), build.const(typ, 23))  # the magic number has no bits left after the shift
-    return p, x.from_bits(b.add(power, build.const(typ, 127 << 23)))
+def _tame_expm1(x: _Num) -> _Num:
+    """exp(x) - 1, accurate near 0 too: f32, |x| < 30; NaN stays."""
+    n, power = _power(x, 127)
+    s = x.from_bits(power)
+    # ln 2 in one piece: n times its error vanishes beside 1 where n is large.
+    return s.fma(_exp_fraction(n.fma(-_LN2, x)), s - 1.0)
 
 
 def _exp(x: _Num) -> _Num:
@@ -393,9 +403,8 @@ def _log1p(x: _Num) -> _Num:
 
 def _tanh(x: _Num) -> _Num:
     a = x.abs()
-    if x.single:  # e = exp(2|x|) - 1, accurate near 0 too; tanh = e / (e + 2)
-        p, s = _tame_parts(a.at_most(10.0) * 2.0)
-        e = s.fma(p, s - 1.0)
+    if x.single:
+        e = _tame_expm1((a + a).at_most(20.0))
         return (e / (e + 2.0)).sign_of(x)
     z = x * x
     small = (x * z).fma(_poly(z, TANH_F64), x)
@@ -406,12 +415,9 @@ def _tanh(x: _Num) -> _Num:
 def _erf(x: _Num) -> _Num:
     a = x.abs()
     if x.single:
-        z = x * x
-        small = x.fma(_poly(z, ERF_F32), x)
         t = a.at_most(3.93)
-        p, s = _tame_parts(_poly(t, [-c for c in ERF_TAIL_F32]))
-        big = 1.0 - s.fma(p, s)
-        return x.pick(a.lt(0.921875), small, big.sign_of(x))
+        z = t * t
+        return _tame_expm1(t.fma(_pairs(t, z, ERF_F32), -t)).sign_of(x)
     z = x * x
     small = x.fma(_poly(z, ERF_F64), x)
     t = a.at_most(6.0)
