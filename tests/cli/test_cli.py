@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import is_one_error
 
-COMMANDS = ("optimize", "compare", "bench", "inspect", "run", "trace", "ops", "targets")
+COMMANDS = ("optimize", "compare", "bench", "inspect", "run", "trace", "ops", "targets", "explain", "rules")
 
 
 def test_help_lists_every_command_and_answers_without_the_heavy_modules():
@@ -100,7 +100,7 @@ def test_tolerances_are_taken_per_output(onnxfuse, model):
     assert onnxfuse("compare", a, b, "--allow-mismatches", "y:4").code == 0
 
 
-@pytest.mark.parametrize("command", ["compare", "bench", "run", "inspect", "trace"])
+@pytest.mark.parametrize("command", ["compare", "bench", "run", "inspect", "trace", "explain"])
 def test_a_missing_model_is_one_message(onnxfuse, tmp_path, command):
     arguments = [tmp_path / "a.onnx"] * (2 if command == "compare" else 1)
     result = onnxfuse(command, *arguments)

@@ -1,0 +1,151 @@
+"""explain.py, `explain` and `rules`: one node, one edge, all; names people know; the first blocking rule."""
+
+import json
+import re
+
+import pytest
+
+from onnxfuse.codes import BY_CODE, CODES
+from onnxfuse.config import FusionMode
+from tests.cli.conftest import is_one_error
+
+BRANCHES = "a = Exp(x) b = Cast<to=11>(a) c = NonZero(x) d = Abs(a) y = Neg(d)"
+SIGNATURE = "(float[4, 8] x) => (float[4, 8] y, double[4, 8] b, int64[2, k] c)"
+
+
+@pytest.fixture
+def conv(tmp_path):
+    return "models/conv_add_relu.onnx"
+
+
+def test_the_summary_counts_every_decision_once(onnxfuse, conv):
+    said = json.loads(onnxfuse("explain", "models/tiny_transformer.onnx", "--json").out)
+    counted = sum(row["count"] for row in said["codes"] if row["verdict"] in ("fused", "refused"))
+    assert counted == len(said["decisions"])
+    assert all(d["code"] in BY_CODE and d["meaning"] for d in said["decisions"])
+    table = onnxfuse("explain", "models/tiny_transformer.onnx").out
+    assert all(row["code"] in table for row in said["codes"])
+
+
+@pytest.mark.parametrize("names", ["conv,out", "Conv,Add", "conv,Add"])
+def test_a_fused_edge_says_where_and_in_which_phase(onnxfuse, conv, names):
+    said = json.loads(onnxfuse("explain", conv, "--edge", names, "--json").out)
+    assert said["verdict"].endswith("run in one kernel: group conv_add_relu")
+    assert said["blocking"] is None
+    assert [(d["stage"], d["code"], d["numbers"]) for d in said["decisions"]] == [("A", "FUSED", {"phase": 0})]
+
+
+def test_a_refused_edge_names_the_first_blocking_rule_with_its_numbers(onnxfuse, conv):
+    result = onnxfuse(
+        "explain", conv, "--edge", "out,relu", "--max-fusion-size", "1", "--skip-fusion-patterns", "NF_A_DEPTH"
+    )
+    assert result.code == 0
+    result = onnxfuse("explain", conv, "--edge", "out,relu", "--max-fusion-size", "1")
+    assert result.out.startswith("out and relu run in separate kernels: conv_add and ")
+    assert re.search(r"first blocking rule: A out->relu NF_A_DEPTH: .*\(nodes 3 > \d\)", result.out)
+    assert "nodes 2+1 > 2" in result.out
+
+
+def test_the_recorded_refusal_is_the_one_of_another_mode_too(onnxfuse):
+    said = json.loads(
+        onnxfuse("explain", "models/softmax.onnx", "--node", "Softmax", "--fusion-mode", "tvm", "--json").out
+    )
+    assert said["blocking"]["code"].startswith("NF_A_")
+    assert len(said["subjects"]) == 5  # the atoms of a composite answer to its name and to its operator
+    alone = json.loads(
+        onnxfuse("explain", "models/softmax.onnx", "--edge", "scaled,y", "--fusion-mode", "none", "--json").out
+    )
+    assert alone["decisions"] == []
+
+
+def test_nodes_that_stay_are_explained_by_their_refusal(onnxfuse, model):
+    source = model("m.onnx", BRANCHES, SIGNATURE)
+    for name in ("NonZero", "c"):
+        said = json.loads(onnxfuse("explain", source, "--node", name, "--json").out)
+        assert [s["code"] for s in said["subjects"]] == ["UN_OPAQUE"]
+        assert "stays with onnxruntime: UN_OPAQUE" in said["verdict"]
+    edge = onnxfuse("explain", source, "--edge", "x,c").out
+    assert edge == "x is an input of the model: nothing to decide\n"
+    summary = json.loads(onnxfuse("explain", source, "--json").out)
+    assert {"verdict": "left", "code": "UN_OPAQUE", "count": 1} in [
+        {k: row[k] for k in ("verdict", "code", "count")} for row in summary["codes"]
+    ]
+
+
+def test_what_was_simplified_away_and_what_is_unrelated_is_said(onnxfuse, model):
+    source = model("m.onnx", "a = Identity(x) b = Abs(a) c = Exp(x) y = Add(b, c)")
+    assert "simplifications before fusion removed it" in onnxfuse("explain", source, "--node", "a").out
+    alone = onnxfuse("explain", source, "--edge", "b,c", "--fusion-mode", "none").out
+    assert alone.startswith("neither b nor c reads the other; both read x")
+
+
+def test_an_unknown_name_is_one_message_with_the_nearest_names(onnxfuse, conv):
+    for flag, value in (("--node", "rel"), ("--edge", "conv,rel")):
+        result = onnxfuse("explain", conv, flag, value)
+        assert result.code == 1
+        assert is_one_error(result, "E_NO_NAME")
+        assert "relu" in result.err
+    assert is_one_error(onnxfuse("explain", conv, "--edge", "conv"), "E_FLAG")
+    assert is_one_error(onnxfuse("explain", conv, "--edge", "conv,out", "--node", "out"), "E_FLAG")
+
+
+def test_names_may_hold_commas(onnxfuse, model):
+    import onnx
+
+    source = model("m.onnx", "a = Exp(x) y = Neg(a)")
+    proto = onnx.load(source)
+    proto.graph.node[0].name, proto.graph.node[1].name = "first,one", "second"
+    onnx.save(proto, source)
+    said = json.loads(onnxfuse("explain", source, "--edge", "first,one,second", "--json").out)
+    assert "run in one kernel" in said["verdict"]
+
+
+def test_every_decision_reproduces_when_the_edge_is_asked_for(onnxfuse):
+    source = "models/tiny_ocr.onnx"
+    every = json.loads(onnxfuse("explain", source, "--json").out)["decisions"]
+    for d in every[:: max(1, len(every) // 4)]:
+        again = json.loads(onnxfuse("explain", source, "--edge", f"{d['a']},{d['b']}", "--json").out)
+        assert d in again["decisions"]
+
+
+# ---- rules
+
+
+def test_rules_lists_the_catalogue(onnxfuse):
+    listed = json.loads(onnxfuse("rules", "--json").out)
+    assert [row["code"] for row in listed] == [c.code for c in CODES]
+    cap = next(row for row in listed if row["code"] == "NF_NODE_CAP")
+    assert (cap["stage"], cap["threshold"], cap["default"], cap["optional"]) == ("B", "fusion.max_nodes", 64, True)
+    table = onnxfuse("rules").out
+    assert all(c.code in table for c in CODES)
+
+
+def test_rules_takes_a_code_or_its_beginning(onnxfuse):
+    assert [r["code"] for r in json.loads(onnxfuse("rules", "NF_CYCLE", "--json").out)] == ["NF_CYCLE"]
+    assert len(json.loads(onnxfuse("rules", "NF_A_", "--json").out)) > 5
+    result = onnxfuse("rules", "NF_CYCLES")
+    assert is_one_error(result, "E_NO_CODE")
+    assert "NF_CYCLE" in result.err
+
+
+@pytest.mark.parametrize("code", ["NF_FROBNICATE", "NF_GROUP_MERGE"])
+def test_a_rule_that_does_not_exist_or_is_needed_cannot_be_skipped(onnxfuse, conv, code):
+    result = onnxfuse("inspect", conv, "--skip-fusion-patterns", code)
+    assert is_one_error(result, "E_FLAG")
+    assert "NF_NODE_CAP" in result.err
+
+
+# ---- inspect in every mode
+
+
+@pytest.mark.parametrize("mode", list(FusionMode))
+@pytest.mark.parametrize("name", ["conv_add_relu", "softmax"])
+def test_inspect_gives_the_partition_of_every_mode_without_generating_code(onnxfuse, monkeypatch, name, mode):
+    monkeypatch.setattr("onnxfuse.pipeline.generate", None)
+    result = onnxfuse("inspect", f"models/{name}.onnx", "--no-compile", "--json", "--fusion-mode", mode)
+    assert result.code == 0
+    groups = json.loads(result.out)["groups"]
+    members = [m["name"] for g in groups for m in g["members"]]
+    assert len(members) == len(set(members)) == {"conv_add_relu": 3, "softmax": 6}[name]
+    expected = {"none": len(members), "tvm": 1 if name == "conv_add_relu" else None, "canfuse": 1, "full": 1}[mode]
+    assert expected in (None, len(groups))
