@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +11,8 @@ from typing import Protocol
 from onnxfuse.config import Config
 from onnxfuse.errors import VerifyError
 from onnxfuse.verify import ort
-from onnxfuse.verify.compare import Report, compare_many
+from onnxfuse.verify.child import Job, compare_apart
+from onnxfuse.verify.compare import Report
 
 
 class Saveable(Protocol):
@@ -26,25 +28,34 @@ def verify_bundle(
     saved = folder / "model.onnx"
     bundle.save(saved)
     library = saved.with_suffix(".so")
-    return verify_pair(model, saved, library if library.exists() else None, config, custom_op_libraries)
+    original = ort.in_file(model, folder / "original.onnx")
+    found = library if library.exists() else None
+    return verify_pair(original, saved, found, config, custom_op_libraries, called=ort.describe(model))
 
 
 def verify_pair(
-    model: ort.Source, saved: Path, library: Path | None, config: Config, custom_op_libraries: Sequence[Path] = ()
+    model: Path,
+    saved: Path,
+    library: Path | None,
+    config: Config,
+    custom_op_libraries: Sequence[Path] = (),
+    *,
+    called: str = "",
 ) -> tuple[Report, ...]:
-    """Compare without and with the library; all reports when they agree.
+    """Compare without and with the library, in a process of its own; all reports when they agree.
 
-    Raises VerifyError E_MISMATCH; its `reports` attribute holds the comparison for printing.
+    Raises VerifyError: E_MISMATCH, whose `reports` attribute holds the comparison for printing, or E_VERIFY_CRASH.
+    `called` is how reports and messages name the original, when not by its path.
     """
-    libraries = [None, library] if library is not None else [None]
-    reports = compare_many(
-        model, saved, libraries, config=config.verify, custom_op_libraries=custom_op_libraries, threads=0
-    )
+    called = called or ort.describe(model)
+    libraries = (None, library) if library is not None else (None,)
+    job = Job(model, saved, libraries, config.verify, tuple(custom_op_libraries))
+    reports = tuple(replace(r, reference=called.strip("'")) for r in compare_apart(job))
     narrowed = reports[0].narrowed if not config.overwrite_input_shape and not config.dim_params else ()
     if all(r.ok for r in reports) and not narrowed:
         return reports
     reasons = [r.summary() for r in reports if not r.ok] + [f"fixed dimensions: {n}" for n in narrowed]
-    raise MismatchError(ort.describe(model), reasons, reports)
+    raise MismatchError(called, reasons, reports)
 
 
 class MismatchError(VerifyError):

@@ -22,7 +22,7 @@ Integers and bools that hang on a float comparison can flip by one rounding: eve
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import ml_dtypes
@@ -368,30 +368,53 @@ def compare_many(
     custom_op_libraries: Sequence[str | os.PathLike[str]] = (),
     level: ort.Level = ort.Level.DISABLE,
     threads: int = 0,
+    step: Callable[[str], None] | None = None,
 ) -> tuple[Report, ...]:
     """`compare` once per entry of `libraries` (None = without ours), running the reference once for all.
 
     One session lives at a time (two for a moment when the reference has free dimensions), because models are large.
+    `step` hears what is about to be done.
     """
     config = config or VerifyConfig()
+    step = step or _silent
     sets = [[*custom_op_libraries, *([lib] if lib is not None else [])] for lib in libraries]
+    step("loading the original model")
     expected = ort.session(reference, threads=threads, libraries=custom_op_libraries)
     interface, wanted = _interface(expected), specs(expected)
     if any(s.symbols for s in wanted) and sets:
+        step(f"loading {_called(libraries[0])}")
         wanted = _narrower(wanted, _load(candidate, sets[0], interface, level, threads).specs)
+    step("running the original model")
     pairs = list(samples(expected, config, wanted))
     del expected
     names = ort.describe(reference).strip("'"), ort.describe(candidate).strip("'")
 
     def report(library: str | os.PathLike[str] | None, registered: Libraries) -> Report:
         """In a function, so that its session is gone before the next one is made."""
+        step(f"loading {_called(library)}")
         c = _load(candidate, registered, interface, level, threads)
-        runs = [_judge(c.session, s, results, config) for s, results in pairs] if c.session and not c.error else []
+        runs = []
+        for sample, results in pairs if c.session and not c.error else ():
+            step(f"running {_called(library)} on {_inputs(sample)}")
+            runs.append(_judge(c.session, sample, results, config))
         narrowed = _narrowed(interface.specs, c.specs)
         ours = (str(library),) if library is not None else ()
         return Report(*names, ours, tuple(runs), c.error, narrowed, c.session is not None)
 
     return tuple(report(lib, registered) for lib, registered in zip(libraries, sets, strict=True))
+
+
+def _silent(step: str) -> None:
+    """Nobody wants to know."""
+
+
+def _called(library: str | os.PathLike[str] | None) -> str:
+    return f"the optimized model {'without' if library is None else 'with'} its library"
+
+
+def _inputs(sample: Sample) -> str:
+    shapes = ", ".join(f"{name}:{','.join(map(str, dims))}" for name, dims in sample.shapes.items())
+    return f"{sample.label} ({shapes})" if shapes else sample.label
 
 
 def _narrower(reference: tuple[InputSpec, ...], candidate: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
 
@@ -208,6 +207,8 @@ def _read_protos(paths: Sequence[Path], wanted: Sequence[InputSpec]) -> dict[str
 
 
 def _parse_proto(data: bytes, type_name: str) -> tuple[str, object]:
+    import onnx  # rarely needed, and most processes that compare have no other use for it
+
     if type_name.startswith("seq("):
         sequence = onnx.SequenceProto.FromString(data)
         return sequence.name, onnx.numpy_helper.to_list(sequence)

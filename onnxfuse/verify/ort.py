@@ -14,18 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import ml_dtypes
 import numpy as np
-import onnx
-import onnx_ir
 import onnxruntime
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]  # protobuf ships no types
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from onnxfuse.errors import UsageError
 
-Source = str | os.PathLike[str] | bytes | bytearray | onnx.ModelProto | onnx_ir.Model
+if TYPE_CHECKING:  # a third of the memory of a process that only runs models from files
+    import onnx
+    import onnx_ir
+
+Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | onnx.ModelProto | onnx_ir.Model"
 Result = object  # an array, a list of them (sequence), a dict (map) or None (empty optional)
 Feeds = Mapping[str, object]
 
@@ -143,10 +146,24 @@ def _create(source: Source, options: onnxruntime.SessionOptions) -> onnxruntime.
         return onnxruntime.InferenceSession(path, options, providers=providers)
 
 
+def in_file(source: Source, path: Path) -> Path:
+    """Where the model is as a file: its own path, or `path`, after writing it there (and perhaps data beside it)."""
+    if isinstance(source, (str, os.PathLike)):
+        return Path(source)
+    data = _serialize(source)
+    if data is None:
+        _save_external(source, os.fspath(path))
+    else:
+        path.write_bytes(data)
+    return path
+
+
 def _serialize(source: bytes | bytearray | onnx.ModelProto | onnx_ir.Model) -> bytes | None:
     """The model as one message, or None when it needs external data."""
     if isinstance(source, (bytes, bytearray)):
         return bytes(source)
+    import onnx_ir
+
     if isinstance(source, onnx_ir.Model):
         tensors = [v.const_value for v in source.graph.initializers.values() if v.const_value is not None]
         if any(isinstance(t, onnx_ir.ExternalTensor) for t in tensors):
@@ -161,6 +178,9 @@ def _serialize(source: bytes | bytearray | onnx.ModelProto | onnx_ir.Model) -> b
 
 
 def _save_external(source: bytes | bytearray | onnx.ModelProto | onnx_ir.Model, path: str) -> None:
+    import onnx
+    import onnx_ir
+
     if isinstance(source, onnx_ir.Model):
         onnx_ir.save(source, path, external_data="model.data")
         return

@@ -1,6 +1,8 @@
 """`onnxfuse optimize`: what it writes, and that it writes nothing when something is wrong."""
 
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -9,6 +11,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfuse as package
+from onnxfuse.codegen.generate import emit_module
 from tests.cli.conftest import is_one_error
 
 CHAIN = "a = Exp(x) \n b = Add(a, x) \n y = Relu(b)"
@@ -267,6 +270,27 @@ def test_a_mismatch_writes_nothing_and_exits_with_2(onnxfuse, model, tmp_path, m
     assert "error[E_MISMATCH]" in result.err
     assert "outputs y" in result.err
     assert "Traceback" not in result.err
+    assert snapshot(tmp_path) == before
+
+
+def test_a_kernel_that_crashes_writes_nothing_and_exits_with_2(onnxfuse, model, tmp_path, monkeypatch):
+    source, out = model("a.onnx", CHAIN), tmp_path / "o.onnx"
+    out.write_bytes(b"what was there")
+    before = snapshot(tmp_path)
+
+    def emit_broken(plan, target):
+        """The kernel writes to address 0 first."""
+        made = emit_module(plan, target)
+        bad = "store volatile i32 0, ptr null"
+        text, found = re.subn(r"(define [^\n]*\.run\.0[^{]*\{\s*\w+:\n)", rf"\1  {bad}\n", made.text)
+        assert found == 1
+        return replace(made, text=text)
+
+    monkeypatch.setattr("onnxfuse.codegen.generate.emit_module", emit_broken)
+    result = onnxfuse("optimize", source, out)
+    assert result.code == 2
+    assert is_one_error(result, "E_VERIFY_CRASH")
+    assert "SIGSEGV while running the optimized model with its library" in result.err
     assert snapshot(tmp_path) == before
 
 

@@ -1,0 +1,163 @@
+"""The comparison in a process of its own. Job -> Reports, or an error that says what crashed.
+
+Kernels are machine code we made: one that reads a wrong address ends its process. It shall not end the caller's, and
+the caller shall hear at which step it happened. The child imports what it needs to compare and no compiler, so most of
+its memory is the model's. In: a pickled Job on its standard input. Out, pickled: the name of each step as it begins,
+then the reports or the UsageError.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from onnxfuse.config import VerifyConfig
+from onnxfuse.errors import UsageError, VerifyError
+from onnxfuse.verify.compare import Report, compare_many
+
+_KEPT_LINES = 5  # of what a child that crashed had printed
+# Large blocks go back to the system when a session is gone: the next one needs the room (glibc would keep them).
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The arguments of `compare_many`, for models in files."""
+
+    reference: Path
+    candidate: Path
+    libraries: tuple[Path | None, ...]
+    config: VerifyConfig = field(default_factory=VerifyConfig)
+    custom_op_libraries: tuple[Path, ...] = ()
+    threads: int = 0
+
+    def run(self, step: Callable[[str], None] | None = None) -> tuple[Report, ...]:
+        return compare_many(
+            self.reference,
+            self.candidate,
+            self.libraries,
+            config=self.config,
+            custom_op_libraries=self.custom_op_libraries,
+            threads=self.threads,
+            step=step,
+        )
+
+
+def compare_apart(job: Job) -> tuple[Report, ...]:
+    """Run the job in a child. Raises what it raised, VerifyError E_VERIFY_CRASH if it did not live to say."""
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = _start(log)
+        except OSError:  # no new process to be had
+            return job.run()
+        try:
+            reports = _talk(process, job)
+        except _Gone as gone:
+            raise _crash(process.wait(), gone.step, _text(log)) from None
+        finally:
+            _end(process)
+        print(_text(log), end="", file=sys.stderr)
+        return reports
+
+
+# The child imports what its parent imported: the same sys.path, whatever made it so.
+_START = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from onnxfuse.verify.child import child_main; "
+    "child_main()"
+)
+
+
+def _start(log: BinaryIO) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", _START, json.dumps([p or os.getcwd() for p in sys.path])]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env={**_MALLOC, **os.environ}
+    )
+
+
+class _Gone(Exception):  # noqa: N818 - the end of a conversation, never leaves this file
+    """The child ended without an answer; `step` is what it was at."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+def _talk(process: subprocess.Popen[bytes], job: Job) -> tuple[Report, ...]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    step = "starting"
+    try:
+        pickle.dump(job, process.stdin)
+        process.stdin.close()
+        while isinstance(message := pickle.load(process.stdout), str):
+            step = message
+    except (OSError, EOFError, pickle.UnpicklingError):
+        raise _Gone(step) from None
+    if isinstance(message, UsageError):
+        raise message
+    assert isinstance(message, tuple)
+    return message
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None and not stream.closed:
+            stream.close()
+
+
+def _text(log: BinaryIO) -> str:
+    log.seek(0)
+    return log.read().decode("utf-8", "replace")
+
+
+def _crash(code: int, step: str, printed: str) -> VerifyError:
+    if code < 0:
+        what = f"onnxruntime was ended by {_signal_name(-code)} while {step}"
+    else:
+        what = f"the comparison ended with exit code {code} while {step}"
+    if -code == signal.SIGKILL:
+        hint = "the system ends processes like this when memory runs out; --no-verify leaves the comparison out"
+    elif "original" in step:
+        hint = "the original model does not run; --no-verify leaves the comparison out"
+    else:
+        hint = "this is a bug in onnxfuse"
+    tail = "; ".join(line.strip() for line in printed.strip().splitlines()[-_KEPT_LINES:])
+    return VerifyError("E_VERIFY_CRASH", f"{what}; nothing was written", tail, hint)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def child_main() -> None:
+    """The child's side."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches both; the parent speaks
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever libraries print must not get between the messages
+
+    def say(message: object) -> None:
+        pickle.dump(message, sink)
+        sink.flush()
+
+    job = pickle.load(sys.stdin.buffer)
+    assert isinstance(job, Job)
+    try:
+        reports = job.run(say)
+    except UsageError as error:
+        say(error)
+        return
+    say(reports)

@@ -1,0 +1,124 @@
+"""verify/bundle.py and verify/child.py: the check in a process of its own."""
+
+import pickle
+import subprocess
+import sys
+
+import onnx
+import pytest
+from onnx import parser
+
+from onnxfuse.config import Config, VerifyConfig
+from onnxfuse.errors import UsageError, VerifyError
+from onnxfuse.verify.bundle import MismatchError, verify_pair
+from onnxfuse.verify.child import Job, compare_apart
+from onnxfuse.verify.compare import compare_many
+
+TEXT = '<ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y) { y = Exp(x) }'
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(name, text=TEXT):
+        onnx.save(parser.parse_model(text), tmp_path / name)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def crash(monkeypatch):
+    """Let the child do something else than compare."""
+
+    def instead(statement):
+        start = f"import sys, os, signal; from onnxfuse.verify import child; {statement}"
+        monkeypatch.setattr("onnxfuse.verify.child._START", start)
+
+    return instead
+
+
+def test_reports_are_those_of_this_process(file):
+    a, b = file("a.onnx"), file("b.onnx", TEXT.replace("Exp", "Neg"))
+    assert compare_apart(Job(a, b, (None,))) == compare_many(a, b, [None])
+
+
+def test_a_mismatch_is_reported_in_full(file):
+    a, b = file("a.onnx"), file("b.onnx", TEXT.replace("Exp", "Neg"))
+    with pytest.raises(MismatchError, match="outputs y") as error:
+        verify_pair(a, b, None, Config(), called="the model")
+    (report,) = error.value.reports
+    assert report.reference == "the model"
+    assert report.worst()[0].first is not None
+    assert report.worst()[0].mismatches == 6
+
+
+def test_a_usage_error_comes_back_as_it_is(file):
+    a = file("a.onnx")
+    config = VerifyConfig(test_shapes={"z": (1,)})
+    with pytest.raises(UsageError) as here:
+        compare_many(a, a, [None], config=config)
+    with pytest.raises(UsageError) as there:
+        compare_apart(Job(a, a, (None,), config))
+    assert there.value.args == here.value.args
+
+
+def test_a_crash_names_the_signal_and_the_step(file, crash):
+    crash(
+        "pickle = child.pickle; pickle.dump('running the optimized model with its library on x', sys.stdout.buffer); "
+        "sys.stdout.flush(); print('that was it', file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    with pytest.raises(VerifyError, match="E_VERIFY_CRASH") as error:
+        verify_pair(file("a.onnx"), file("b.onnx"), None, Config())
+    assert "SIGSEGV while running the optimized model with its library on x" in error.value.what
+    assert error.value.why == "that was it"
+    assert "bug in onnxfuse" in error.value.hint
+
+
+def test_a_kill_speaks_of_memory(file, crash):
+    crash("os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(VerifyError, match="SIGKILL while starting") as error:
+        compare_apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
+    assert "memory" in error.value.hint
+
+
+def test_a_bug_in_the_child_shows_its_message(file, crash):
+    crash("raise ZeroDivisionError('ouch')")
+    with pytest.raises(VerifyError, match="exit code 1 while starting") as error:
+        compare_apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
+    assert "ZeroDivisionError: ouch" in error.value.why
+
+
+def test_half_an_answer_is_none(file, crash):
+    crash("sys.stdin.buffer.read(); sys.stdout.buffer.write(child.pickle.dumps('running')[:-3]); sys.stdout.flush()")
+    with pytest.raises(VerifyError, match="exit code 0 while starting"):
+        compare_apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
+
+
+def test_without_a_new_process_the_comparison_is_made_here(file, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("onnxfuse.verify.child.subprocess.Popen", refuse)
+    (report,) = compare_apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
+    assert report.ok
+
+
+def test_the_child_imports_no_compiler_and_no_model_library():
+    code = (
+        "import sys, onnxfuse.verify.child; "
+        "print([m for m in ('onnx', 'onnx_ir', 'llvmlite', 'typer', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_steps_tell_what_is_done(file):
+    a, steps = file("a.onnx"), []
+    compare_many(a, a, [None], step=steps.append)
+    assert steps == [
+        "loading the original model",
+        "running the original model",
+        "loading the optimized model without its library",
+        "running the optimized model without its library on random seed 0 (x:2,3)",
+    ]
+    assert pickle.loads(pickle.dumps(Job(a, a, (None,)))) == Job(a, a, (None,))
