@@ -258,7 +258,6 @@ CODES: tuple[Code, ...] = (
     # -- verify
     Code("E_MISMATCH", "verify", "the optimized model does not agree with the original; nothing was written"),
     Code("E_VERIFY_CRASH", "verify", "the process that compares the models ended; nothing was written"),
-    Code("E_VERIFY_CRASH", "verify", "the process that runs the comparison died"),
     # -- our own checks
     Code("IR_ACC", "check", "an accumulator outside of a reduction's result, or of another type"),
     Code("IR_AXIS", "check", "an axis is not bound, or twice"),
