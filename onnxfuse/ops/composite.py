@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.simplify import same
 from onnxfuse.ops.contract import MatMul
 from onnxfuse.ops.dsl import axis_of
 from onnxfuse.ops.pointwise import Abs, Cast, Clip_6, Equal, Exp, Log, Max, Min, Sqrt, Where
@@ -183,17 +184,25 @@ def _grouped(x: GraphTensor, groups: int, epsilon: float) -> GraphTensor:
     return centred / Sqrt(ReduceMean(centred * centred, axes=[2], keepdims=1) + epsilon)
 
 
+def _reshape_like(y: GraphTensor, x: GraphTensor) -> GraphTensor:
+    """`y` in the shape of `x`, by constants where they can say it: a Shape node would part the formula."""
+    kept = [k < y.rank and same(d, y.shape[k]) for k, d in enumerate(x.shape)]
+    wanted = [0 if k else d if isinstance(d, int) else -1 for k, d in zip(kept, x.shape, strict=True)]
+    sayable = wanted.count(-1) <= 1 and 0 not in x.shape
+    return Reshape(y, shape=wanted) if sayable else Reshape(y, Shape(x))
+
+
 @composite(since=18, name="GroupNormalization")
 def GroupNormalization_18(x, scale, bias, *, epsilon=1e-5, num_groups):
     """Normalise over groups of channels; scale and bias per group."""
     y = _grouped(x, num_groups, epsilon) * _channels(_wide(scale), 3) + _channels(_wide(bias), 3)
-    return _back(Reshape(y, Shape(x)), x.dtype)
+    return _back(_reshape_like(y, x), x.dtype)
 
 
 @composite(since=21)
 def GroupNormalization(x, scale, bias, *, epsilon=1e-5, num_groups, stash_type=1):
     """Normalise over groups of channels; scale and bias per channel."""
-    y = Reshape(_grouped(x, num_groups, epsilon), Shape(x))
+    y = _reshape_like(_grouped(x, num_groups, epsilon), x)
     return _back(y * _channels(_wide(scale), x.rank) + _channels(_wide(bias), x.rank), x.dtype)
 
 
