@@ -50,6 +50,8 @@ MAX_TASKS = 64  # enough to balance any core count we meet; a task costs about a
 GRAIN = 24 * 1024  # bytes (or as many add-like operations per 4 bytes) worth a task
 BLOCK = 8192  # elements of the vector axis in one unit
 STACK = 64 * 1024  # bytes of private buffers that may live on the stack
+FUNCTION = 12  # cost from which a primitive is a function rather than an instruction
+NATIVE = ("exp", "log", "log1p", "tanh", "erf")  # functions that run in f32
 ROW = "(row)"  # Schedule.vector of shape `row`: not a name an axis may have
 
 
@@ -464,9 +466,42 @@ def _unroll(stages: Sequence[Step]) -> int:
     """Vectors per iteration: more for light bodies."""
     costs = [e.prim.cost for s in stages for e in walk(*_nest_roots(s)) if isinstance(e, Apply)]
     ops = sum(costs)
-    if max(costs, default=0) >= 12:  # a function: its constants fill the registers
-        return 2 if ops <= 24 else 1
+    if max(costs, default=0) >= FUNCTION:  # its constants fill the registers
+        native = all(_narrow(r) for s in stages for r in _nest_roots(s))
+        return 4 if native and ops <= 40 else 2 if ops <= 24 else 1
     return 4 if ops <= 16 else 2 if ops <= 48 else 1
+
+
+def _narrow(root: Expr) -> bool:
+    """Nothing but f32 arithmetic: in vectors of several registers it costs no more than in one."""
+    stack = [root]
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Load):  # its index is no arithmetic of the lanes
+            if e.dtype is not DType.F32 or not in_range(e):
+                return False
+        elif isinstance(e, Apply):
+            if e.prim.name in ("lt", "le", "eq") and e.args[0].dtype is DType.F32:
+                pass
+            elif e.dtype is not DType.F32 or (e.prim.cost >= FUNCTION and e.prim.name not in NATIVE):
+                return False
+            stack.extend(e.args)
+    return True
+
+
+def _wide(stages: Sequence[Step], axis: Axis) -> bool:
+    """Let one vector span several registers: the operations of a function then take turns, which hides their latency.
+
+    The processor cannot do that by itself: the chain of one vector fills its window.
+    """
+    roots = [r for s in stages for r in _nest_roots(s)]
+    if not any(isinstance(e, Apply) and e.prim.name in NATIVE for e in walk(*roots)):
+        return False
+    if not all(_narrow(r) for r in roots):
+        return False
+    reads = ((ld.source, ld.index) for ld in loads(*roots))
+    writes = ((st.target, st.index) for s in stages for st in _targets(s))
+    return all(_step(source, index, axis) in (0, 1) for source, index in (*reads, *writes))
 
 
 class Rowwise:
@@ -695,7 +730,8 @@ def _unit(build: Builder, env: Env, spec: _Spec, digits: Sequence[Reg]) -> None:
         return accs
 
     if spec.tile is None:
-        _sweep(build, here, spec, spec.axis, low, high, spec.unroll, [], body)
+        wide = _wide(spec.nest.stages, spec.axis) and not any(s.reduce for s in spec.nest.stages)
+        _sweep(build, here, spec, spec.axis, low, high, spec.unroll, [], body, wide)
         return
     width = _tile_width(spec)
     across = spec.tile.axis
@@ -752,8 +788,9 @@ def _sweep(
     unroll: int,
     init: list[Reg],
     body: Body,
+    wide: bool = False,
 ) -> list[Reg]:
-    """Run `axis` from low to high by vectors, `unroll` of them a turn; returns the carried values."""
+    """Run `axis` from low to high by vectors, `unroll` of them a turn (`wide`: as one); returns the carried values."""
     n, u = spec.lanes, unroll
     whole = isinstance(axis.extent, int) and axis.extent % n == 0  # blocks are multiples of every vector width
     size = build.sub(high, low)
@@ -771,7 +808,8 @@ def _sweep(
         at = stop
 
     if u > 1 and n > 1:
-        part(build.add(low, build.mul(build.udiv(size, u * n), u * n)), u * n, u, n, 0)
+        stop = build.add(low, build.mul(build.udiv(size, u * n), u * n))
+        part(stop, u * n, *((1, u * n) if wide else (u, n)), 0)
     part(build.add(low, build.mul(build.udiv(size, n), n)), n, 1, n, 1)
     if whole or n == 1:
         return accs
@@ -880,7 +918,8 @@ def _row_stage(build: Builder, env: Env, spec: _Spec, stage: Step) -> Env:
 
     def line(envs: list[Env], accs: list[Reg]) -> list[Reg]:
         extent = emit_dim(build, envs[0], axis.extent)
-        _sweep(build, envs[0], spec, axis, 0, extent, min(spec.unroll, _unroll([stage])), [], body)
+        unroll = min(spec.unroll, _unroll([stage]))
+        _sweep(build, envs[0], spec, axis, 0, extent, unroll, [], body, _wide([stage], axis))
         return accs
 
     _loops(build, [env], [a for a in stage.axes if a is not axis], [], line)
@@ -896,19 +935,21 @@ def _reduce_row(build: Builder, env: Env, spec: _Spec, stage: Step, reduce: Redu
     whole = isinstance(extent, int) and extent % spec.lanes == 0
     scalar_tail = not whole and not spec.masked and spec.lanes > 1
     unroll = min(spec.unroll, _unroll([stage]))
-    vectors = unroll if spec.lanes > 1 else 1
-    init = [build.splat(start, spec.lanes)] * vectors + ([start] if scalar_tail else [])
+    wide = unroll > 1 and spec.lanes > 1 and _wide([replace(stage, stores=())], last)
+    sizes = [unroll * spec.lanes, spec.lanes] if wide else [spec.lanes] * (unroll if spec.lanes > 1 else 1)
+    init = [build.splat(start, n) for n in (*sizes, *([1] if scalar_tail else []))]
 
     def body(envs: list[Env], part: int, accs: list[Reg]) -> list[Reg]:
         out = list(accs)
-        picks = [len(accs) - 1] if part == 2 else list(range(len(envs)))
+        first = len(accs) - 1 if part == 2 else 1 if wide and part == 1 else 0
+        picks = range(first, first + len(envs))
         new = _accumulate(build, envs, stage, reduce, [accs[k] for k in picks])
         for k, v in zip(picks, new, strict=True):
             out[k] = v
         return out
 
     def line(envs: list[Env], accs: list[Reg]) -> list[Reg]:
-        return _sweep(build, envs[0], spec, last, 0, extent, unroll, accs, body)
+        return _sweep(build, envs[0], spec, last, 0, extent, unroll, accs, body, wide)
 
     accs = _loops(build, [env], axes[:-1], init, line)
     total = _combine_all(build, reduce, accs)
@@ -918,29 +959,30 @@ def _reduce_row(build: Builder, env: Env, spec: _Spec, stage: Step, reduce: Redu
 
 
 def _combine_all(build: Builder, reduce: Reduce, accs: list[Reg]) -> Reg:
-    """Pairwise: vectors with vectors, then halves of the last vector, then the scalar accumulator."""
+    """Pairwise: vectors with vectors of the same width, then halves of the last vector, then the scalar accumulator."""
 
     def join(a: Reg, b: Reg) -> Reg:
         return lower(build, reduce.combine.name, [a, b], reduce.acc, reduce.acc)
 
     vectors = [a for a in accs if is_vector(a)]
     scalars = [a for a in accs if not is_vector(a)]
+    least = min(map(lanes_of, vectors), default=1)
+    vectors = [_folded(build, join, v, least) for v in vectors]
     while len(vectors) > 1:
         pairs = [join(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=False)]
         vectors = pairs + (vectors[-1:] if len(vectors) % 2 else [])
-    for v in vectors:
-        n = lanes_of(v)
-        while n > 1:
-            half = n // 2
-            low = build.shuffle(v, v, range(half))
-            high = build.shuffle(v, v, range(half, n))
-            v = join(low, high)
-            n = half
-        scalars.append(build.lane(v, 0))
+    scalars += [build.lane(_folded(build, join, v, 1), 0) for v in vectors]
     total = scalars[-1]
     for s in scalars[:-1]:
         total = join(total, s)
     return total
+
+
+def _folded(build: Builder, join: Callable[[Reg, Reg], Reg], v: Reg, lanes: int) -> Reg:
+    """The halves of a vector joined until so many lanes are left."""
+    while (n := lanes_of(v)) > lanes:
+        v = join(build.shuffle(v, v, range(n // 2)), build.shuffle(v, v, range(n // 2, n)))
+    return v
 
 
 def identity(combine: str, dtype: DType) -> int | float | bool:
