@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from onnxfuse.codes import meaning, sentence
+from onnxfuse.codes import BY_CODE, meaning, sentence
 from onnxfuse.errors import Refusal, UsageError
 from onnxfuse.frontend.rewrite import Note
 from onnxfuse.ir.graph import Graph, Node
@@ -166,7 +166,7 @@ class Answers:
             found.setdefault((d.stage, str(d.verdict), d.code), []).append(f"{d.a}->{d.b}")
         for s in self.subjects.values():
             if s.group is None and s.refusal is not None:
-                found.setdefault(("", "left", s.refusal.code), []).append(s.node)
+                found.setdefault((_stage(s.refusal.code), "left", s.refusal.code), []).append(s.node)
         for n in self.notes:
             found.setdefault(("prepare", "kept", n.code), []).append(n.node)
         rows = tuple(
@@ -301,7 +301,12 @@ def _first_refusal(found: Iterable[Decision]) -> Decision | None:
     return next((d for d in found if d.verdict is Verdict.REFUSED), None)
 
 
-_ORDER = ("prepare", "", "A", "B", "C", "D", "K")
+def _stage(code: str) -> str:
+    known = BY_CODE.get(code)
+    return known.stage if known is not None else ""
+
+
+_ORDER = ("prepare", "lower", "A", "B", "C", "D", "K", "kernelize", "plan", "generate")
 
 
 def _place(key: tuple[str, str, str]) -> tuple[int, str]:

@@ -4,10 +4,15 @@ import json
 import re
 
 import pytest
+from hypothesis import given, settings
 
 from onnxfuse.codes import BY_CODE, CODES
 from onnxfuse.config import FusionMode
+from onnxfuse.explain import answers
+from onnxfuse.ir.loops import Compute
+from onnxfuse.ir.partition import Verdict
 from tests.cli.conftest import is_one_error
+from tests.cli.random_models import models, planned
 
 BRANCHES = "a = Exp(x) b = Cast<to=11>(a) c = NonZero(x) d = Abs(a) y = Neg(d)"
 SIGNATURE = "(float[4, 8] x) => (float[4, 8] y, double[4, 8] b, int64[2, k] c)"
@@ -106,6 +111,32 @@ def test_every_decision_reproduces_when_the_edge_is_asked_for(onnxfuse):
     for d in every[:: max(1, len(every) // 4)]:
         again = json.loads(onnxfuse("explain", source, "--edge", f"{d['a']},{d['b']}", "--json").out)
         assert d in again["decisions"]
+
+
+@settings(max_examples=25)
+@given(models())
+def test_the_answer_about_any_edge_is_what_the_partition_says(drawn):
+    source, plans, layout = planned(*drawn)
+    found = answers(source, layout, plans)
+    pairs = [(d.stage, d.a, d.b) for d in plans.partition.decisions]
+    assert len(pairs) == len(set(pairs))  # one record per pair and stage
+    home = {c.out.name: g.id for g in plans.partition.groups for c in g.members}
+    for item in plans.partition.loops.items:
+        if not isinstance(item, Compute) or item.out.name not in home:
+            continue
+        for v in item.reads:
+            if v.name not in home:
+                continue
+            said = found.edge(v.name, item.out.name)
+            if home[v.name] == home[item.out.name] and home[v.name] in plans.calls:
+                assert "run in one kernel" in said.verdict
+                assert said.blocking is None
+            else:
+                assert "run in one kernel" not in said.verdict
+                refusals = [d for d in said.decisions if d.verdict is Verdict.REFUSED]
+                assert said.blocking == (refusals[0] if refusals else None)
+                if drawn[1] == FusionMode.FULL and home[item.out.name] in plans.calls and home[v.name] in plans.calls:
+                    assert said.blocking is not None, said
 
 
 # ---- rules

@@ -8,8 +8,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from hypothesis import given, settings
 
+from onnxfuse.phases import story as tell
 from tests.cli.conftest import is_one_error
+from tests.cli.random_models import models, planned
 
 MODELS = ("conv_add_relu", "softmax", "tiny_ocr", "tiny_transformer")
 MIXED = "a = Exp(x) c = NonZero(x) d = Abs(a) y = Neg(d)"
@@ -71,6 +74,26 @@ def test_every_diff_applies_to_the_print_before_it(onnxfuse, name):
         text = patched(text, p["diff"])
         assert text == p["text"]
     assert onnxfuse("trace", path(name), "--format", "full", "--phase", "4").out.splitlines()[2:][: len(text)] == text
+
+
+@settings(max_examples=25)
+@given(models())
+def test_the_diffs_of_any_model_apply_and_traffic_never_grows(drawn):
+    source, plans, _ = planned(*drawn)
+    told = tell(source, plans)
+    text = list(told.phases[0].old)
+    for p in told.phases:
+        text = patched(text, p.diff())
+        assert text == list(p.new)
+    assert told.totals.traffic[1] <= told.totals.traffic[0]
+    assert told.totals.kernels[1] == len(plans.calls)
+    for call in plans.calls.values():
+        alone = tell(source, plans, call.name)
+        assert alone.totals.kernels[1] == 1
+        text = list(alone.phases[0].old)
+        for p in alone.phases:
+            text = patched(text, p.diff())
+            assert text == list(p.new)
 
 
 @pytest.mark.parametrize("name", MODELS)
