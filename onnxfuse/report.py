@@ -141,7 +141,8 @@ def explanation(said: Explanation | Summary) -> RenderableType:
 
 
 def _decision(d: Decision) -> tuple[str, ...]:
-    return (d.stage, f"{d.a} -> {d.b}", d.code, sentence(d.code, d.numbers), meaning(d.code))
+    sign = "->" if d.relation == "vertical" else "+"
+    return (d.stage, f"{d.a} {sign} {d.b}", d.code, sentence(d.code, d.numbers), meaning(d.code))
 
 
 def reasons(found: Summary) -> RenderableType:
