@@ -118,12 +118,14 @@ def GlobalLpPool(x, *, p=2):
 
 # --- matrix products -----------------------------------------------------------------------------------------------
 def _gemm(a, b, c, alpha, beta, transA, transB):  # noqa: N803
+    if c is not None and beta == 0.0:
+        raise Unsupported("UN_ATTR", "Gemm with beta=0 and a C that is not read")
     left = Transpose(a, perm=[1, 0]) if transA else a
     right = Transpose(b, perm=[1, 0]) if transB else b
     y = MatMul(left, right)
     if alpha != 1.0:
         y = y * alpha
-    if c is None or beta == 0.0:
+    if c is None:
         return y
     return y + (c if beta == 1.0 else c * beta)
 

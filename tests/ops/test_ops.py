@@ -43,6 +43,7 @@ DECLINED = {
     "Range": ["depends on data", "Range on f32", "Range on f64"],
     "Resize": ["mode=cubic", "antialias", "keep_aspect_ratio_policy"],
     "Dropout": ["mask output"],
+    "Gemm": ["beta=0"],
     "GlobalLpPool": ["p=3"],
     "LpNormalization": ["before opset 11"],
 }
