@@ -48,11 +48,10 @@ from onnxfuse.templates.winograd_transform import (
 
 MAX_PAD = 2
 MAX_TASKS = 8  # every task has a slice of scratch of its own: more of them would not fit into the caches
-TASK_WORK = 1 << 19  # products worth a task: about 10 us
+TASK_WORK = 1 << 20  # products worth a task: about 25 us
 SPREAD = 4  # units wanted before features are split for the sake of parallelism
 PART = 32  # features a unit should have at least
-GROUP = 32  # features whose products are kept at a time
-WIDE = 256  # channels from which blocks are smaller
+FEW, MANY = 96, 256  # numbers of channels at which the best size of a block changes: measured
 DEPTH = 256  # channels per call of the micro-kernel
 CHANNELS = 4  # channels whose tiles are transformed together
 CALL_DEPTH = 8  # products that a call of the micro-kernel costs for each of its accumulators: measured
@@ -331,9 +330,10 @@ def _design(c: Conv, m: int, target: Target) -> Design:
     """Sizes for this machine; measured, the optimum is flat."""
     lanes = target.lanes(4)
     mr, nv = (8, 3) if target.vector_regs >= 32 else (4, 3)
-    wide = c.channels > WIDE
-    block = (48 if wide else 96) if lanes > 8 else (40 if wide else 72)
-    return Design(c, lanes, m, mr, nv, block, GROUP)
+    # V is to stay in the second level of cache; many channels do not fit there, then fewer passes over U count.
+    middle = FEW < c.channels <= MANY
+    block = (96 if middle else 48) if lanes > 8 else (72 if middle else 40)
+    return Design(c, lanes, m, mr, nv, block, 64 if c.channels >= MANY else 32)
 
 
 def _cost(d: Design, target: Target) -> float:
