@@ -10,6 +10,9 @@ import onnxruntime
 import pytest
 from hypothesis import given, settings
 
+from onnxfuse.ir.interp import run_kernel, run_loops
+from onnxfuse.ir.loops import LoopGraph
+from onnxfuse.ir.parse import parse
 from onnxfuse.phases import story as tell
 from tests.cli.conftest import is_one_error
 from tests.cli.random_models import models, planned
@@ -146,6 +149,84 @@ def test_one_phase_and_one_group(onnxfuse):
     assert told[0]["summary"]["kernels"]["after"] == 1
     assert is_one_error(onnxfuse("trace", path("tiny_ocr"), "--only", "frobnicate"), "E_NO_NAME")
     assert is_one_error(onnxfuse("trace", path("tiny_ocr"), "--phase", "5"), "E_FLAG")
+
+
+# ---- what the prints say is what is computed
+
+INIT = {"+=": ("add", "0.0"), "max=": ("max", "-inf")}
+NEST = re.compile(r"  for (.*?)(?: \| reduce (.*?))? \{(?: (%\S+)\[.*?\] = (.*) \})?$")
+
+
+def merged_as_loops(kernel, types):
+    """The loops of a merged function, in the text of the IR."""
+    head = re.match(r"kernel @\S+\((.*), out (%\S+)\) noalias", kernel[0])
+    known = types | dict(re.findall(r"alloc (\S+): (\S+)", "\n".join(kernel)))
+    ins = ", ".join(f"{v}: {types[v]}" for v in head[1].split(", "))
+    lines, body = [], [line for line in kernel[1:-1] if not line.startswith("  alloc")]
+    while body:
+        axes, over, target, value = NEST.match(body.pop(0)).groups()
+        axes = axes.replace(" ", ", ")
+        if over is None:
+            lines.append(f"  {target}[{axes}]: f32 = {value}")
+            continue
+        target, sign, value = re.match(r"    (\S+?)(?:\[.*?\])? (\S+=) (.*?)(?: \})?$", body.pop(0)).groups()
+        combine, init = INIT[sign]
+        if target == "acc":
+            target, finish = re.match(r"    (\S+?)\[.*?\] = (.*) \}", body.pop(0)).groups()
+            value += f" -> {finish}"
+        assert target in known
+        over = over.replace(" ", ", ")
+        lines.append(f"  {target}[{axes}]: f32 = {combine}[{over}] init {init} acc f32: {value}")
+    return f'loops "g"({ins}) -> ({head[2]}) {{\n' + "\n".join(lines) + "\n}\n"
+
+
+def scheduled_as_kernel(kernel, types):
+    """The loops of a scheduled function, in the text of the IR."""
+    head = re.match(r"kernel @\S+\((.*), out (%\S+)\) noalias", kernel[0])
+    ins = ", ".join(f"{v}: {types[v]}" for v in head[1].split(", "))
+    lines, stage, rows = [], "stage []", ""
+    for v in head[1].split(", "):
+        for k, d in enumerate(types[v].partition("[")[2].removesuffix("]").split(",")):
+            lines += [f"  dim {d} = shape({v}, {k})"] if d.isidentifier() else []
+    for line in (line.strip() for line in kernel[1:-1]):
+        if line.startswith("local"):
+            lines.append(f"  {line.partition('   ;')[0]}")
+        elif line.startswith("parallel for"):
+            rows = line.removeprefix("parallel for ").removesuffix(" {").replace(" ", ", ")
+        elif line.startswith("for "):
+            stage = f"stage [{line[4:-2].replace(' ', ', ')}]"
+        elif line.startswith("reduce"):
+            over, sign, value = re.match(r"reduce (.*?) \{ acc (\S+=) (.*) \}", line).groups()
+            combine, init = INIT[sign]
+            stage += f" {combine}[{over.replace(' ', ', ')}] init {init} acc f32: {value}"
+        elif line.startswith("%"):
+            lines.append(f"  {stage} {{\n    {line}\n  }}")
+            stage = "stage []"
+    return f'kernel "k"({ins}) -> ({head[2]}: {types[head[2]]}) outer [{rows}] {{\n' + "\n".join(lines) + "\n}\n"
+
+
+@pytest.mark.parametrize("name", ["conv_add_relu", "softmax", "norm"])
+def test_the_last_two_prints_compute_what_the_model_does(onnxfuse, model, rng, name):
+    weights, signature = {"s": rng.standard_normal(16).astype(np.float32)}, "(float[4, 16] x) => (float[4, 16] y)"
+    file = path(name) if name != "norm" else model("norm.onnx", "y = LayerNormalization(x, s)", signature, weights)
+    phases, source = story(onnxfuse, file)["phases"], onnx.load(file)
+    types = dict(re.findall(r"(%[^\s:(]+): (\w+\[[\w,]*\])", "\n".join(phases[1]["text"])))
+    for line in phases[0]["text"]:
+        types |= dict(re.findall(r"  (%\S+) = call .* : (\w+\[[\w,]*\])", line))
+    shapes = {i.name: [d.dim_value or 3 for d in i.type.tensor_type.shape.dim] for i in source.graph.input}
+    feeds = {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in source.graph.initializer}
+    (want,) = run(file, feeds)
+    for p, read in ((phases[2], merged_as_loops), (phases[3], scheduled_as_kernel)):
+        start = next(k for k, line in enumerate(p["text"]) if line.startswith("kernel"))
+        ir = parse(read(p["text"][start:], types))
+        values = {v.name: {**feeds, **weights}[v.name] for v in ir.inputs}
+        got = (
+            next(iter(run_loops(ir, values).values()))
+            if isinstance(ir, LoopGraph)
+            else run_kernel(ir, list(values.values()))[0]
+        )
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 # ---- --export-stage
