@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 
-from onnxfuse.codegen.build import I8, I64, PTR, VOID, Builder, Index, Reg, is_vector, lanes_of, reg_type, vec
+from onnxfuse.codegen.build import I1, I8, I64, PTR, VOID, Builder, Index, Reg, is_vector, lanes_of, reg_type, vec
 from onnxfuse.codegen.prims import lower
 from onnxfuse.codegen.scalar_expr import (
     Buffer,
@@ -36,7 +37,22 @@ from onnxfuse.codegen.scalar_expr import (
 )
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Apply, Expr, Load, acc, i64, lit, load, loads, rebuild, substitute, var, walk
+from onnxfuse.ir.expr import (
+    Apply,
+    Expr,
+    Load,
+    acc,
+    apply,
+    i64,
+    lit,
+    load,
+    loads,
+    rebuild,
+    substitute,
+    var,
+    walk,
+    where,
+)
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel, Stage, Store
 from onnxfuse.ir.loops import Axis, Reduce
@@ -83,7 +99,7 @@ def tidy(kernel: Kernel) -> Nest:
         nest = merged
     while (fused := _fuse_any(nest, private)) is not None:
         nest = fused
-    return nest
+    return _share_division(nest)
 
 
 def _map_stage(stage: Step, fn: Callable[[Expr], Expr], keep: Callable[[Axis], bool]) -> Step:
@@ -257,6 +273,89 @@ def _fuse(first: Step, second: Step) -> Step | None:
     if any(ld.source in stored for st in side for ld in loads(st.value)):
         return None
     return Step((), second.stores, reduce, substitute(second.reduce_body, known), side)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What earlier stages left in rank-0 values."""
+
+    tops: dict[Expr, Reduce] = field(default_factory=dict)  # a maximum: its loop ...
+    bodies: dict[Expr, Expr] = field(default_factory=dict)  # ... and of what
+    sums: dict[Expr, set[Value]] = field(default_factory=dict)  # a sum of exponentials: where they are
+    ordinary: set[Expr] = field(default_factory=set)  # sums known to be at least 1 (or NaN)
+
+
+def _share_division(nest: Nest) -> Nest:
+    """Softmax: exp(x)/sum(exp(x)) as a product with the reciprocal of the sum, found once per row.
+
+    The product is off by at most 1.5 units in the last place, a division by half of one. Other quotients stay as they
+    are, because they may be expected to be exact.
+    """
+    known = _Known()
+    stages: list[Step] = []
+    for stage in nest.stages:
+        products: dict[Expr, Expr] = {}
+        factors: dict[Expr, list[Store]] = {}
+        for e in walk(*_nest_roots(stage)) if stage.axes else ():
+            if isinstance(e, Apply) and _is_share(e, known):
+                part, total = e.args
+                if total not in factors:
+                    factors[total] = _factors(len(stages) + len(factors), total, total in known.ordinary)
+                for st in factors[total]:
+                    part = part * load(st.target, (), DType.F32)
+                products[e] = part
+        stages += [Step((), (st,)) for stores in factors.values() for st in stores]
+        stages.append(_map_stage(stage, partial(substitute, mapping=products), lambda _: True) if products else stage)
+        _learn(known, stage)
+    return replace(nest, stages=tuple(stages))
+
+
+def _learn(known: _Known, stage: Step) -> None:
+    """Note what a reduction leaves behind."""
+    reduce, body = stage.reduce, stage.reduce_body
+    if reduce is None or body is None or reduce.acc is not DType.F32:
+        return
+    left = [load(st.target, (), DType.F32) for st in stage.stores if not st.index and st.value == acc(DType.F32)]
+    if reduce.combine.name == "max":
+        known.tops |= dict.fromkeys(left, reduce)
+        known.bodies |= dict.fromkeys(left, body)
+    if reduce.combine.name == "add" and isinstance(body, Apply) and body.prim.name == "exp":
+        places = {st.target for st in stage.side if st.value == body}
+        known.sums |= dict.fromkeys(left, places)
+        if _below_zero(known, reduce, body.args[0]):
+            known.ordinary |= set(left)
+
+
+def _below_zero(known: _Known, reduce: Reduce, e: Expr) -> bool:
+    """`e` is x - max(x): never above 0, and 0 somewhere in the loop (or NaN)."""
+    if not isinstance(e, Apply) or e.prim.name != "sub" or e.args[1] not in known.tops or len(reduce.axes) != 1:
+        return False
+    x, top = e.args
+    loop = known.tops[top]
+    if len(loop.axes) != 1 or not same(loop.axes[0].extent, reduce.axes[0].extent):
+        return False
+    return substitute(known.bodies[top], {var(loop.axes[0]): var(reduce.axes[0])}) == x
+
+
+def _is_share(e: Apply, known: _Known) -> bool:
+    """A quotient of an exponential and a sum of them."""
+    if e.prim.name != "div" or e.args[1] not in known.sums:
+        return False
+    part, total = e.args
+    if isinstance(part, Load):
+        return part.source in known.sums[total]
+    return isinstance(part, Apply) and part.prim.name == "exp"
+
+
+def _factors(k: int, total: Expr, ordinary: bool) -> list[Store]:
+    """1/total as one factor, or as two where the reciprocal alone might over- or underflow."""
+    scale, rest = (Value(f"(share {k} {what})", tensor(DType.F32, ())) for what in ("scale", "rest"))
+    one = lit(1.0, DType.F32)
+    if ordinary:
+        return [Store(rest, (), one / total)]
+    big, small = lit(2.0**64, DType.F32), lit(2.0**-64, DType.F32)
+    factor = where(apply("lt", total, small), big, where(apply("lt", big, total), small, one))
+    return [Store(scale, (), factor), Store(rest, (), one / (total * load(scale, (), DType.F32)))]
 
 
 # ---- choosing a shape ----
@@ -881,18 +980,22 @@ def _loops(
 
 def _accumulate(build: Builder, envs: list[Env], stage: Step, reduce: Reduce, accs: list[Reg]) -> list[Reg]:
     """Combine body into the accumulator, for each env; lanes that are off keep their value."""
-    assert stage.reduce_body is not None
-    body = stage.reduce_body
     out = []
     for e, a in zip(envs, accs, strict=True):
-        v = emit_expr(build, e, body)
-        for st in stage.side:
-            emit_store(build, e, st.target, st.index, st.value)
-        if body.dtype is not reduce.acc:
-            v = lower(build, "cast", [v], body.dtype, reduce.acc)
-        new = lower(build, reduce.combine.name, [a, build.widen(v, e.lanes)], reduce.acc, reduce.acc)
+        new = lower(build, reduce.combine.name, [a, _summand(build, e, stage, reduce)], reduce.acc, reduce.acc)
         out.append(new if e.mask is None else build.select(e.mask, new, a))
     return out
+
+
+def _summand(build: Builder, env: Env, stage: Step, reduce: Reduce) -> Reg:
+    """What one turn of a reduction combines; stores on the side are made."""
+    assert stage.reduce_body is not None
+    v = emit_expr(build, env, stage.reduce_body)
+    for st in stage.side:
+        emit_store(build, env, st.target, st.index, st.value)
+    if stage.reduce_body.dtype is not reduce.acc:
+        v = lower(build, "cast", [v], stage.reduce_body.dtype, reduce.acc)
+    return build.widen(v, env.lanes)
 
 
 def _row_stage(build: Builder, env: Env, spec: _Spec, stage: Step) -> Env:
@@ -937,33 +1040,50 @@ def _reduce_row(build: Builder, env: Env, spec: _Spec, stage: Step, reduce: Redu
     unroll = min(spec.unroll, _unroll([stage]))
     wide = unroll > 1 and spec.lanes > 1 and _wide([replace(stage, stores=())], last)
     sizes = [unroll * spec.lanes, spec.lanes] if wide else [spec.lanes] * (unroll if spec.lanes > 1 else 1)
-    init = [build.splat(start, n) for n in (*sizes, *([1] if scalar_tail else []))]
+    sizes += [1] if scalar_tail else []
+    init = [build.splat(start, n) for n in sizes]
+    loose = reduce.combine.name in ("min", "max") and reduce.acc in (DType.F32, DType.F64)
+    flags = [build.const(vec(I1, n), 0) for n in sizes] if loose else []
 
-    def body(envs: list[Env], part: int, accs: list[Reg]) -> list[Reg]:
-        out = list(accs)
-        first = len(accs) - 1 if part == 2 else 1 if wide and part == 1 else 0
-        picks = range(first, first + len(envs))
-        new = _accumulate(build, envs, stage, reduce, [accs[k] for k in picks])
-        for k, v in zip(picks, new, strict=True):
-            out[k] = v
+    def body(envs: list[Env], part: int, carried: list[Reg]) -> list[Reg]:
+        out = list(carried)
+        first = len(sizes) - 1 if part == 2 else 1 if wide and part == 1 else 0
+        for k, e in enumerate(envs, first):
+            v = _summand(build, e, stage, reduce)
+            new = _join(build, reduce, loose, carried[k], v)
+            out[k] = new if e.mask is None else build.select(e.mask, new, carried[k])
+            if loose:  # comparisons lose NaN: note apart from them that there was one
+                bad = lower(build, "isnan", [v], reduce.acc, DType.BOOL)
+                bad = bad if e.mask is None else build.ir.and_(bad, e.mask)
+                out[k + len(sizes)] = build.ir.or_(carried[k + len(sizes)], bad)
         return out
 
-    def line(envs: list[Env], accs: list[Reg]) -> list[Reg]:
-        return _sweep(build, envs[0], spec, last, 0, extent, unroll, accs, body, wide)
+    def line(envs: list[Env], carried: list[Reg]) -> list[Reg]:
+        return _sweep(build, envs[0], spec, last, 0, extent, unroll, carried, body, wide)
 
-    accs = _loops(build, [env], axes[:-1], init, line)
-    total = _combine_all(build, reduce, accs)
+    carried = _loops(build, [env], axes[:-1], [*init, *flags], line)
+    total = _combine_all(build, carried[: len(sizes)], partial(_join, build, reduce, loose))
+    if loose:
+        bad = _combine_all(build, carried[len(sizes) :], build.ir.or_)
+        total = build.select(bad, build.like(total, math.nan), total)
     if reduce.init.value != identity(reduce.combine.name, reduce.acc):
-        total = lower(build, reduce.combine.name, [literal(build, reduce.init), total], reduce.acc, reduce.acc)
+        total = _join(build, reduce, False, literal(build, reduce.init), total)
     return _store_all(build, [env.at(bound={acc(reduce.acc): total})], stage)[0]
 
 
-def _combine_all(build: Builder, reduce: Reduce, accs: list[Reg]) -> Reg:
-    """Pairwise: vectors with vectors of the same width, then halves of the last vector, then the scalar accumulator."""
+Join = Callable[[Reg, Reg], Reg]
 
-    def join(a: Reg, b: Reg) -> Reg:
+
+def _join(build: Builder, reduce: Reduce, loose: bool, a: Reg, b: Reg) -> Reg:
+    """Combine two partial results; `loose`: a minimum or maximum that need not keep NaN."""
+    if not loose:
         return lower(build, reduce.combine.name, [a, b], reduce.acc, reduce.acc)
+    before = build.ir.fcmp_ordered("<" if reduce.combine.name == "min" else ">", a, b)
+    return build.ir.select(before, a, b)
 
+
+def _combine_all(build: Builder, accs: list[Reg], join: Join) -> Reg:
+    """Pairwise: vectors with vectors of the same width, then halves of the last vector, then the scalar accumulator."""
     vectors = [a for a in accs if is_vector(a)]
     scalars = [a for a in accs if not is_vector(a)]
     least = min(map(lanes_of, vectors), default=1)
@@ -978,7 +1098,7 @@ def _combine_all(build: Builder, reduce: Reduce, accs: list[Reg]) -> Reg:
     return total
 
 
-def _folded(build: Builder, join: Callable[[Reg, Reg], Reg], v: Reg, lanes: int) -> Reg:
+def _folded(build: Builder, join: Join, v: Reg, lanes: int) -> Reg:
     """The halves of a vector joined until so many lanes are left."""
     while (n := lanes_of(v)) > lanes:
         v = join(build.shuffle(v, v, range(n // 2)), build.shuffle(v, v, range(n // 2, n)))

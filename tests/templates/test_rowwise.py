@@ -310,7 +310,48 @@ def test_private_rows_too_long_for_the_stack_use_scratch(target, rng):
 
 def test_exp_and_sum_of_a_softmax_are_one_pass():
     stages = tidy(softmax(3, 40)).stages
-    assert [len(s.side) for s in stages] == [0, 1, 0]
+    assert [len(s.side) for s in stages] == [0, 1, 0, 0]  # the third finds the reciprocal
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_softmax_of_infinities_nan_and_masked_rows(target, rng):
+    x = f32(rng, 6, 160)
+    x[0, 70] = np.nan
+    x[1, 3] = np.inf
+    x[2, ::2] = -np.inf
+    x[3] = -np.inf
+    x[4, 5:] = -1e30
+    x[5] *= 40  # some results are subnormal
+    agree(softmax(6, 160), target, [x], rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_shares_of_a_sum_of_exponentials_that_is_tiny_or_huge(target, rng):
+    n = 72
+    x, y, e, total = t("x", 5, n), t("y", 5, n), t("e", n), t("total")
+    i, b, c, d = (Axis(name, 5 if name == "i" else n) for name in "ibcd")
+    add = Reduce((c,), PRIMS["add"], lit(0.0, F32), F32)
+    stages = (
+        Stage((b,), (Store(e, (var(b),), apply("exp", at(x, var(i), var(b)))),)),
+        Stage((), (Store(total, (), acc(F32)),), add, at(e, var(c))),
+        Stage((d,), (Store(y, (var(i), var(d)), at(e, var(d)) / at(total)),)),
+    )
+    k = Kernel("k", (x,), (y,), (i,), stages, locals=(Local(e), Local(total)))
+    assert len(tidy(k).stages) == 4
+    shift = np.array([[-98], [-60], [0], [80], [88]], np.float32)  # sums from subnormal numbers to infinity
+    agree(k, target, [(rng.uniform(-1, 1, (5, n)) + shift).astype(np.float32)], rtol=1e-3)
+    agree(k, target, [(rng.uniform(-1, 1, (5, n)) + shift * 0.9).astype(np.float32)], rtol=1e-6)
+
+
+def test_quotients_that_may_be_exact_stay_divisions():
+    x, y, total = t("x", 5, 64), t("y", 5, 64), t("total")
+    i, c, d = Axis("i", 5), Axis("c", 64), Axis("d", 64)
+    add = Reduce((c,), PRIMS["add"], lit(0.0, F32), F32)
+    stages = (
+        Stage((), (Store(total, (), acc(F32)),), add, at(x, var(i), var(c))),
+        Stage((d,), (Store(y, (var(i), var(d)), at(x, var(i), var(d)) / at(total)),)),
+    )
+    assert len(tidy(Kernel("k", (x,), (y,), (i,), stages, locals=(Local(total),))).stages) == 2
 
 
 @pytest.mark.parametrize("target", MACHINES)
