@@ -369,6 +369,10 @@ class Builder:
         """Store a scalar or vector without assuming alignment beyond the element's."""
         self.ir.store(value, ptr, align=_align(scalar_of(value.type)))
 
+    def prefetch(self, ptr: ll.Value, locality: int = 3) -> None:
+        """A hint that the line at `ptr` will be read; any address will do. locality: 3 = all caches, 2 = from L2 on."""
+        self.call("llvm.prefetch.p0", VOID, [ptr, *(ll.Constant(I32, n) for n in (0, locality, 1))])
+
     def masked_load(self, ptr: ll.Value, typ: ll.Type, mask: ll.Value) -> ll.Value:
         """Consecutive elements where the mask is on, zero elsewhere; memory under off lanes is not touched."""
         t = ll.VectorType(typ, lanes_of(mask))

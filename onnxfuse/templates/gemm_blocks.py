@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg
 from onnxfuse.codegen.scalar_expr import Env, emit_dim, open_kernel
 from onnxfuse.ir.kernel import Kernel
-from onnxfuse.templates.gemm_design import Design
+from onnxfuse.templates.gemm_design import Access, Design
 
 TASK_WORK = 1 << 19  # products worth a task: about 10 us
 MAX_TASKS = 16  # bounds the scratch: each task has its own slice
+NARROW = 96  # columns that are not split for the sake of parallelism
 SPREAD = 8  # units wanted before rows are split for the sake of parallelism
 
 
@@ -43,10 +44,14 @@ def split(build: Builder, env: Env, d: Design) -> Split:
     batch: Index = 1
     for axis in c.batch:
         batch = build.mul(batch, emit_dim(build, env, axis.extent))
-    nblocks = build.ceildiv(n, d.nc)
-    nc = _round_up(build, build.ceildiv(n, build.imax(nblocks, 1)), d.tile.nr)
     work = build.mul(build.mul(batch, build.mul(m, n)), build.imax(k, 1))
     worth = build.add(build.udiv(work, TASK_WORK), 1)
+    nblocks = build.ceildiv(n, d.nc)
+    if d.a not in (Access.ROWS, Access.COLUMNS):  # another block of columns costs nothing but reading a again
+        wanted = build.imin(build.udiv(SPREAD, build.imax(batch, 1)), build.imin(worth, build.udiv(n, NARROW)))
+        nblocks = build.imax(nblocks, wanted)
+    nc = _round_up(build, build.ceildiv(n, build.imax(nblocks, 1)), d.tile.nr)
+    nblocks = build.ceildiv(n, build.imax(nc, 1))
     points = build.mul(batch, nblocks)
     base = build.imax(points, 1)
     wanted = build.imin(build.udiv(SPREAD, base), build.imin(worth, build.ceildiv(m, 2 * d.tile.mr)))

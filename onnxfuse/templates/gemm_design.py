@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import gcd
 
 from onnxfuse.analysis.roles import Contraction, affine
 from onnxfuse.codegen.build import Type, reg_type
 from onnxfuse.ir.expr import Expr, Load, axes_of, loads, syms_of
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
+from onnxfuse.ir.types import Dim
 from onnxfuse.target import Target
 from onnxfuse.templates.microkernel import Tile, tile_for
+
+FEW_ROWS = 4  # products bound by reading b
+MANY_ROWS = 256  # rows from which packing b costs next to nothing
+SHALLOW = 256  # depth up to which a panel of b that is spread over many pages is read in place
+FRIENDLY = 1 << 17  # depth * gcd(row of b, 4096 bytes) up to which b is read in place
 
 
 class Access(StrEnum):
@@ -50,6 +57,18 @@ class Design:
     def packs_b(self) -> bool:
         """Blocks of b are packed in every call."""
         return self.b in (Access.ROWS, Access.TRANSPOSE)
+
+    @property
+    def rows_outer(self) -> bool:
+        """Tiles follow each other along the rows of the output: the block of b stays in L2, a is read once."""
+        return self.b is not Access.CONST and not (self.packs_b and self.a is Access.CONST)
+
+    @property
+    def thin(self) -> bool:
+        """One or two columns are left over: they get micro-kernels with rows in the lanes."""
+        n = self.c.cols.extent
+        left = n % self.tile.nr if isinstance(n, int) and self.tile.nv > 1 else 0
+        return self.a is Access.CONST and self.c.acc.is_float and 0 < left <= 2
 
     @property
     def block_size(self) -> int:
@@ -108,19 +127,34 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     """The design for a contraction; sizes follow from the target and how the operands are read."""
     tile = tile_for(target, c.acc, c.rows.extent, c.cols.extent)
     a, b = _access_a(c, kernel), _access_b(c, kernel)
-    kc = 256 * 4 // c.acc.bytes
-    in_place = b in (Access.CONST, Access.DIRECT)
-    # A packed element of a is used nc times, one of b mc times; tiles at rest take mc * nc.
-    nc = 384 if in_place else 96 if a is Access.CONST else 256
-    nc = -(-nc * 4 // c.acc.bytes // tile.nr) * tile.nr
-    ms = 96 // tile.mr * tile.mr
-    mc = ms * (1 if in_place else 3 if a is Access.CONST else 4)
+    kc, nc, mc, ms = _limits(a, b, c.rows.extent)
+    scale = 4 / c.acc.bytes
+    kc = int(kc * scale)
+    nc = -(-int(nc * scale) // tile.nr) * tile.nr
+    ms, mc = (max(tile.mr, x // tile.mr * tile.mr) for x in (ms, mc))
+    if isinstance(c.rows.extent, int):
+        mc = min(mc, -(-max(1, c.rows.extent) // tile.mr) * tile.mr)
     taps = _taps(c) if b is Access.ROWS else 1
     kc = max(1, kc // taps) * taps
     if isinstance(c.depth, int):
         blocks = max(1, -(-c.depth // kc))
         kc = max(1, -(-c.depth // taps // blocks)) * taps
     return Design(c, tile, a, b, kc, nc, mc, ms, taps)
+
+
+def _limits(a: Access, b: Access, rows: Dim) -> tuple[int, int, int, int]:
+    """(KC, NC, MC, MS) in elements of four bytes.
+
+    A packed element of a is used NC times, one of b MC times; tiles at rest take MC * NC. A packed block of b and MS
+    rows of a share L2; panels are streamed from L2 without loss, so a panel need not fit into L1.
+    """
+    if b is Access.DIRECT and isinstance(rows, int) and rows <= FEW_ROWS:
+        return 8, 4096, 96, 96  # bound by reading b: few rows of it at a time, along their whole length
+    if b in (Access.CONST, Access.DIRECT):
+        return (512 if a in (Access.ROWS, Access.COLUMNS) else 768), 384, 192, 96
+    if a is Access.CONST:
+        return 384, 144, 384, 96
+    return 384 if a is Access.DIRECT else 256, 192, 384, 96
 
 
 def _taps(c: Contraction) -> int:
@@ -162,7 +196,7 @@ def _access_a(c: Contraction, kernel: Kernel) -> Access:
     ld = _plain(c.a, c, c.rows.factor)
     narrow = isinstance(c.cols.extent, int) and c.cols.extent <= 32
     if ld is not None and _linear(ld, c.rows.axis, c.k[0]):
-        if narrow or c.rows.axis is None:
+        if narrow or c.rows.axis is None or _unit(ld, c.k[0]):
             return Access.DIRECT
         return Access.COLUMNS if _unit(ld, c.rows.axis) else Access.ROWS
     reads = loads(c.a)
@@ -177,6 +211,21 @@ def _access_b(c: Contraction, kernel: Kernel) -> Access:
     if ld is None or not _linear(ld, c.cols.axis, c.k[0]):
         return Access.ROWS
     if _unit(ld, c.cols.axis):
-        few = isinstance(c.rows.extent, int) and c.rows.extent <= 16
+        rows = c.rows.extent
+        few = isinstance(rows, int) and (rows <= 16 or (rows <= MANY_ROWS and _friendly(ld, c)))
         return Access.DIRECT if few else Access.ROWS
     return Access.TRANSPOSE if _unit(ld, c.k[0]) else Access.ROWS
+
+
+def _friendly(e: Load, c: Contraction) -> bool:
+    """Rows of b that follow each other along k do not crowd into a few sets of the cache."""
+    shape, step = e.source.tensor.shape, 0
+    size: int | None = 1  # of one step in this dimension; None: known at run time
+    for i, extent in zip(reversed(e.index), reversed(shape), strict=True):
+        slope = affine(i, c.k[0])
+        if slope is None or (slope and size is None):
+            return False
+        step += slope * (size or 0)
+        size = size * extent if size is not None and isinstance(extent, int) else None
+    nbytes = abs(step) * c.acc.bytes
+    return isinstance(c.depth, int) and c.depth <= SHALLOW and c.depth * gcd(nbytes, 4096) <= FRIENDLY

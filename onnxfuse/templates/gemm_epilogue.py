@@ -14,43 +14,59 @@ from onnxfuse.templates.gemm_operands import Unit
 UNROLL_COST = 12  # cost of an epilogue that is still unrolled over the rows of a tile
 
 
+def short(d: Design) -> bool:
+    """The epilogue is worth unrolling over a tile."""
+    return epilogue_cost(d.c.finish, d.c.stores) <= UNROLL_COST
+
+
+def finish_tile(build: Builder, u: Unit, d: Design, i: Index, j: Index, sums: list[Reg]) -> None:
+    """Finish and store a full tile from registers."""
+    for r in range(d.tile.mr):
+        place = _row(build, u, d, i, r)
+        for v in range(d.tile.nv):
+            _vector(build, d, place, build.add(j, v * d.tile.lanes), sums[r * d.tile.nv + v], None)
+
+
 def epilogue(build: Builder, u: Unit, d: Design, i: Index, rows: Index, j: Index, cols: Index, at: Reg) -> None:
-    """Finish and store a tile: whole vectors, or masked ones at the right edge."""
-    c, tile = d.c, d.tile
-    x = c.cols.axis
-    assert x is not None
+    """Finish and store the tile in memory `at`: whole vectors, or masked ones at the right edge."""
+    tile = d.tile
 
-    def vector(row: Env, line: Reg, v: Index, mask: Reg | None) -> None:
-        here = row.at({x: build.i64(build.add(j, v))}).vector(x, tile.lanes, mask)
-        total = build.load(build.offset(line, v, d.typ), d.typ, tile.lanes)
-        here = here.at(bound={acc(c.acc): total})
-        if c.result is not None:
-            here = here.at(bound={c.result: build.widen(emit_expr(build, here, c.finish), tile.lanes)})
-        for s in c.stores:
-            emit_store(build, here, s.target, s.index, s.value)
-
-    def row(r: Index) -> tuple[Env, Reg]:
-        place = u.env.at() if c.rows.axis is None else u.env.at({c.rows.axis: build.i64(build.add(i, r))})
-        return place, build.offset(at, build.mul(r, tile.nr), d.typ)
+    def total(r: Index, v: Index) -> Reg:
+        return build.load(build.offset(at, build.add(build.mul(r, tile.nr), v), d.typ), d.typ, tile.lanes)
 
     def whole_row(r: Index) -> None:
-        place, line = row(r)
-        for v in range(tile.nv):
-            vector(place, line, v * tile.lanes, None)
+        place = _row(build, u, d, i, r)
+        for v in range(0, tile.nr, tile.lanes):
+            _vector(build, d, place, build.add(j, v), total(r, v), None)
 
     wide = build.ir.icmp_signed("==", build.i64(cols), build.i64(tile.nr))
     with build.if_else(wide, likely=True) as (then, other):
         with then:
             _each_row(build, d, rows, whole_row)
         with other, build.loop(0, rows, name="r") as r, build.loop(0, cols, tile.lanes, name="v") as v:
-            place, line = row(r)
             mask = build.tail_mask(build.sub(cols, v), tile.lanes) if tile.lanes > 1 else None
-            vector(place, line, v, mask)
+            _vector(build, d, _row(build, u, d, i, r), build.add(j, v), total(r, v), mask)
+
+
+def _row(build: Builder, u: Unit, d: Design, i: Index, r: Index) -> Env:
+    rows = d.c.rows.axis
+    return u.env.at() if rows is None else u.env.at({rows: build.i64(build.add(i, r))})
+
+
+def _vector(build: Builder, d: Design, row: Env, column: Index, total: Reg, mask: Reg | None) -> None:
+    """One vector of sums through the epilogue."""
+    c, x = d.c, d.c.cols.axis
+    assert x is not None
+    here = row.at({x: build.i64(column)}).vector(x, d.tile.lanes, mask).at(bound={acc(c.acc): total})
+    if c.result is not None:
+        here = here.at(bound={c.result: build.widen(emit_expr(build, here, c.finish), d.tile.lanes)})
+    for s in c.stores:
+        emit_store(build, here, s.target, s.index, s.value)
 
 
 def _each_row(build: Builder, d: Design, rows: Index, emit: Callable[[Index], None]) -> None:
     """All rows of a tile: straight-line code for a full tile if the epilogue is short, else a loop."""
-    if epilogue_cost(d.c.finish, d.c.stores) > UNROLL_COST:
+    if not short(d):
         with build.loop(0, rows, name="r") as r:
             emit(r)
         return

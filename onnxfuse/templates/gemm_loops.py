@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg
+from onnxfuse.codegen.build import I1, I64, PTR, VOID, Builder, Function, Index, Reg
 from onnxfuse.codegen.scalar_expr import Env, open_kernel
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.templates.gemm_blocks import Split, shared_area, split
 from onnxfuse.templates.gemm_const import const_base, packed_bytes, with_views
-from onnxfuse.templates.gemm_design import Access, Design
-from onnxfuse.templates.gemm_epilogue import epilogue
+from onnxfuse.templates.gemm_design import FEW_ROWS, Access, Design
+from onnxfuse.templates.gemm_epilogue import epilogue, finish_tile, short
 from onnxfuse.templates.gemm_operands import Matrix, Unit, a_block, a_tile, b_block, b_panel
-from onnxfuse.templates.microkernel import Strides, micro_kernel
+from onnxfuse.templates.microkernel import Operands, Strides, accumulate, micro_kernel, thin_kernel
 from onnxfuse.templates.packing import decode
 
 Tiles = dict[tuple[int, int], Function]
@@ -39,6 +40,23 @@ def _vector_counts(d: Design) -> list[int]:
 
 def emit_tiles(build: Builder, d: Design) -> Tiles:
     """Define the micro-kernels of all tile shapes that can occur."""
+    strides, ahead = _strides(d), _ahead(d)
+    left = d.c.cols.extent % d.tile.nr if d.thin and isinstance(d.c.cols.extent, int) else 0
+    return {
+        (mr, nv): thin_kernel(build, d.tile, mr, left, strides)
+        if left and nv == 1
+        else micro_kernel(build, d.tile, mr, nv, strides, ahead=ahead)
+        for mr in _row_counts(d)
+        for nv in _vector_counts(d)
+    }
+
+
+def _ahead(d: Design) -> int:
+    """Read in place, the next panel of b lies beside this one: no hardware prefetcher sees that."""
+    return d.tile.nr if d.b is Access.DIRECT and d.tile.mr > FEW_ROWS else 0
+
+
+def _strides(d: Design) -> Strides:
     if d.a is Access.CONST:
         a_row, a_step = 1, d.tile.mr
     elif d.a is Access.ROWS:
@@ -48,8 +66,7 @@ def emit_tiles(build: Builder, d: Design) -> Tiles:
     else:
         a_row, a_step = None, None
     b_stride = {Access.CONST: d.tile.nr, Access.DIRECT: None}.get(d.b, d.b_row)
-    strides = Strides(a_row, a_step, b_stride)
-    return {(mr, nv): micro_kernel(build, d.tile, mr, nv, strides) for mr in _row_counts(d) for nv in _vector_counts(d)}
+    return Strides(a_row, a_step, b_stride)
 
 
 def emit_run(build: Builder, kernel: Kernel, d: Design, phase: int, tiles: Tiles, block: Function | None) -> None:
@@ -106,18 +123,63 @@ def _run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None
         with build.loop(u.m0, u.m1, d.ms, name="ms") as s0:
             s1 = build.imin(build.add(s0, d.ms), u.m1)
             block_a = a_block(build, u, d, k0, kc, s0, s1)
-            with build.loop(u.n0, u.n1, d.tile.nr, name="j") as j:
-                cols = build.imin(build.sub(u.n1, j), d.tile.nr)
-                panel = b_panel(build, u, d, block_b, j, cols, k0, kc)
-                with build.loop(s0, s1, d.tile.mr, name="i") as i:
-                    rows = build.imin(build.sub(s1, i), d.tile.mr)
-                    tile = a_tile(build, d, block_a, i, s0, k0, s.k)
+            spans = ((u.n0, u.n1, d.tile.nr), (s0, s1, d.tile.mr))
+            with _tiles_of(build, spans, d.rows_outer) as (j, i):
+                cols, rows = build.imin(build.sub(u.n1, j), d.tile.nr), build.imin(build.sub(s1, i), d.tile.mr)
+                panel = b_panel(build, u, d, block_b, (j, cols), (k0, kc), build.ir.icmp_signed("==", i, build.i64(s0)))
+                tile = a_tile(build, d, block_a, i, s0, k0, s.k)
+                with _whole_in_registers(build, u, d, tile, panel, (i, rows), (j, cols), kc):
                     at = home if home is not None else _resting(build, u, d, i, j)
                     start = build.ir.icmp_signed("==", build.i64(kb), build.i64(0))
                     _call_tiles(build, d, tiles, tile, panel, rows, cols, kc, at, start)
                     done = build.ir.icmp_signed("==", build.i64(build.add(kb, 1)), build.i64(s.kblocks))
                     with build.if_then(done):
                         epilogue(build, u, d, i, rows, j, cols, at)
+
+
+Span = tuple[Index, Index, int]
+
+
+@contextmanager
+def _tiles_of(build: Builder, spans: tuple[Span, Span], rows_outer: bool) -> Iterator[tuple[Reg, Reg]]:
+    """(column, row) of each tile; the first tile of every panel is the first one in memory, in either order."""
+    cols, rows = spans
+    if rows_outer:
+        with build.loop(*rows, name="i") as i, build.loop(*cols, name="j") as j:
+            yield j, i
+    else:
+        with build.loop(*cols, name="j") as j, build.loop(*rows, name="i") as i:
+            yield j, i
+
+
+@contextmanager
+def _whole_in_registers(
+    build: Builder,
+    u: Unit,
+    d: Design,
+    a: Matrix,
+    b: Matrix,
+    row: tuple[Index, Index],
+    col: tuple[Index, Index],
+    kc: Index,
+) -> Iterator[None]:
+    """Full tiles that one block of K completes go from the registers through a short epilogue; the rest: the body."""
+    if not short(d) or d.tile.mr not in _row_counts(d) or d.tile.nv not in _vector_counts(d):
+        yield
+        return
+    (i, rows), (j, cols) = row, col
+    checks = [(rows, d.tile.mr), (cols, d.tile.nr), *([] if d.single else [(u.split.kblocks, 1)])]
+    whole = build.const(I1, 1)
+    for x, y in checks:
+        whole = build.ir.and_(whole, build.ir.icmp_signed("==", build.i64(x), build.i64(y)))
+    with build.if_else(whole, likely=True) as (then, other):
+        with then:
+            next_a = build.mul(u.split.k, d.tile.mr) if d.a is Access.CONST else None
+            x = Operands(a.base, a.row, a.step, b.base, b.step, _ahead(d), next_a)
+            sums = accumulate(build, d.tile, (d.tile.mr, d.tile.nv), _strides(d), x, kc)
+            finish_tile(build, u, d, i, j, sums)
+        with other:
+            yield
 
 
 def _resting(build: Builder, u: Unit, d: Design, i: Index, j: Index) -> Reg:

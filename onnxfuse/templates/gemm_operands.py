@@ -144,8 +144,14 @@ def b_block(build: Builder, u: Unit, d: Design, kb: Index, k0: Index, kc: Index,
     return Matrix(build.ir.select(u.split.shared, there, u.scratch_b), 1, d.b_row)
 
 
-def b_panel(build: Builder, u: Unit, d: Design, b: Matrix, j: Index, cols: Index, k0: Index, kc: Index) -> Matrix:
-    """The columns of one panel. Read in place, the last panel is copied: no load may pass the end of a tensor."""
+def b_panel(
+    build: Builder, u: Unit, d: Design, b: Matrix, col: tuple[Index, Index], depth: tuple[Index, Index], first: Reg
+) -> Matrix:
+    """The columns of one panel. Read in place, the last panel is copied: no load may pass the end of a tensor.
+
+    first: this is the first tile of the panel.
+    """
+    (j, cols), (k0, kc) = col, depth
     if d.b is Access.CONST:
         at = build.add(build.mul(j, u.split.k), build.mul(k0, d.tile.nr))
         return replace(b, base=build.offset(b.base, at, d.typ))
@@ -155,7 +161,7 @@ def b_panel(build: Builder, u: Unit, d: Design, b: Matrix, j: Index, cols: Index
     if isinstance(d.c.cols.extent, int) and d.c.cols.extent % d.tile.nr == 0:
         return replace(b, base=at)
     partial = build.ir.icmp_signed("<", build.i64(cols), build.i64(d.tile.nr))
-    with build.if_then(partial):
+    with build.if_then(build.ir.and_(partial, first)):
         line = Line(_own(d.c, "b"), j, cols)
         pack_block(build, u.env, d.c.b, Line(d.c.k, k0, kc), line, u.scratch_b, d.tile.nr, d.tile.lanes)
     base = build.ir.select(partial, u.scratch_b, at)

@@ -67,45 +67,133 @@ def tile_for(target: Target, dtype: DType, rows: Dim = MANY, cols: Dim = MANY) -
     return Tile(mr, nv, lanes, dtype)
 
 
-def micro_kernel(build: Builder, tile: Tile, mr: int, nv: int, strides: Strides, unroll: int = 4) -> Function:
-    """Define the micro-kernel for `mr` rows and `nv` vectors; rows of `c` are `tile.nr` apart."""
+def micro_kernel(
+    build: Builder, tile: Tile, mr: int, nv: int, strides: Strides, unroll: int = 4, ahead: int = 0
+) -> Function:
+    """Define the micro-kernel for `mr` rows and `nv` vectors; rows of `c` are `tile.nr` apart.
+
+    ahead: elements by which each row of b is prefetched beyond what is read (0: not).
+    """
     args = (PTR, I64, I64, PTR, I64, I64, PTR, I1)
     with build.function(f"tile.{mr}x{nv}", VOID, args) as fn:
         fn.linkage = "internal"
-        a, a_row_arg, a_step_arg, b, b_stride_arg, kc, c, first = fn.args
-        a_row: Index = a_row_arg if strides.a_row is None else strides.a_row
-        a_step: Index = a_step_arg if strides.a_step is None else strides.a_step
-        b_stride: Index = b_stride_arg if strides.b_stride is None else strides.b_stride
+        a, a_row, a_step, b, b_stride, kc, c, first = fn.args
         typ = reg_type(tile.dtype)
-        wide = vec(typ, tile.lanes)
-        zero = build.const(wide, 0)
         homes = [build.offset(c, i * tile.nr + j * tile.lanes, typ) for i in range(mr) for j in range(nv)]
-        start = _load_or_zero(build, homes, first, zero, tile)
+        start = _load_or_zero(build, homes, first, build.const(vec(typ, tile.lanes), 0), tile)
+        x = Operands(a, a_row, a_step, b, b_stride, ahead)
+        for total, home in zip(accumulate(build, tile, (mr, nv), strides, x, kc, start, unroll), homes, strict=True):
+            build.store(total, home)
+    return fn
 
-        def step(k: Index, acc: list[Reg]) -> list[Reg]:
-            row = build.offset(b, build.mul(k, b_stride), typ)
-            bs = [build.load(build.offset(row, j * tile.lanes, typ), typ, tile.lanes) for j in range(nv)]
-            column = build.offset(a, build.mul(k, a_step), typ)
-            out = []
-            for i in range(mr):
-                x = build.load(build.offset(column, build.mul(i, a_row), typ), typ)
-                xs = build.splat(x, tile.lanes)
-                out += [_multiply_add(build, tile.dtype, xs, bs[j], acc[i * nv + j]) for j in range(nv)]
-            return out
 
-        sets = _sets(mr * nv, unroll)
-        spare = [zero] * (len(start) * (sets - 1))
-        whole = build.mul(build.udiv(kc, unroll), unroll)
-        with build.carry(0, whole, unroll, [*start, *spare], "k") as it:
-            acc = [it.values[s : s + len(start)] for s in range(0, len(it.values), len(start))]
-            for u in range(unroll):
-                acc[u % sets] = step(build.add(it.index, u), acc[u % sets])
-            it.next = [v for part in acc for v in part]
-        parts = [it.results[s : s + len(start)] for s in range(0, len(it.results), len(start))]
+@dataclass(frozen=True, slots=True, eq=False)
+class Operands:
+    """What a tile is computed from; strides in elements.
+
+    ahead, next_a: distances in elements at which rows of b, and packed panels of a, are prefetched (0, None: not).
+    """
+
+    a: Reg
+    a_row: Index
+    a_step: Index
+    b: Reg
+    b_stride: Index
+    ahead: int = 0
+    next_a: Index | None = None
+
+
+def accumulate(
+    build: Builder,
+    tile: Tile,
+    shape: tuple[int, int],
+    strides: Strides,
+    x: Operands,
+    kc: Index,
+    start: list[Reg] | None = None,
+    unroll: int = 4,
+) -> list[Reg]:
+    """The loop over k: the tile's vectors row by row, in registers. Strides that `strides` knows are baked in."""
+    mr, nv = shape
+    typ = reg_type(tile.dtype)
+    zero = build.const(vec(typ, tile.lanes), 0)
+    first = [zero] * (mr * nv) if start is None else start
+    a_row = x.a_row if strides.a_row is None else strides.a_row
+    a_step = x.a_step if strides.a_step is None else strides.a_step
+    b_stride = x.b_stride if strides.b_stride is None else strides.b_stride
+
+    def step(k: Index, acc: list[Reg]) -> list[Reg]:
+        row = build.offset(x.b, build.mul(k, b_stride), typ)
+        bs = [build.load(build.offset(row, j * tile.lanes, typ), typ, tile.lanes) for j in range(nv)]
+        if x.ahead:
+            build.prefetch(build.offset(row, x.ahead, typ))
+        column = build.offset(x.a, build.mul(k, a_step), typ)
+        out = []
+        for i in range(mr):
+            xs = build.splat(build.load(build.offset(column, build.mul(i, a_row), typ), typ), tile.lanes)
+            out += [_multiply_add(build, tile.dtype, xs, bs[j], acc[i * nv + j]) for j in range(nv)]
+        return out
+
+    sets = _sets(mr * nv, unroll)
+    spare = [zero] * (len(first) * (sets - 1))
+    whole = build.mul(build.udiv(kc, unroll), unroll)
+    with build.carry(0, whole, unroll, [*first, *spare], "k") as it:
+        acc = [it.values[s : s + len(first)] for s in range(0, len(it.values), len(first))]
+        for u in range(unroll):
+            acc[u % sets] = step(build.add(it.index, u), acc[u % sets])
+        if x.next_a is not None:
+            group = build.offset(x.a, build.add(x.next_a, build.mul(it.index, a_step)), typ)
+            for line in range(0, unroll * mr, 64 // tile.dtype.bytes):
+                build.prefetch(build.offset(group, line, typ))
+        it.next = [v for part in acc for v in part]
+    parts = [it.results[s : s + len(first)] for s in range(0, len(it.results), len(first))]
+    if isinstance(kc, int) and kc % unroll == 0:
+        last = parts[0]
+    else:
         with build.carry(whole, kc, 1, parts[0], "k1") as rest:
             rest.next = step(rest.index, rest.values)
-        for k, home in enumerate(homes):
-            build.store(_total(build, tile.dtype, [rest.results[k], *(p[k] for p in parts[1:])]), home)
+        last = rest.results
+    return [_total(build, tile.dtype, [v, *(p[k] for p in parts[1:])]) for k, v in enumerate(last)]
+
+
+def thin_kernel(build: Builder, tile: Tile, mr: int, cols: int, strides: Strides) -> Function:
+    """A micro-kernel of the same interface for very few columns: the rows of packed panels of a lie in the lanes."""
+    assert strides.a_row == 1
+    args = (PTR, I64, I64, PTR, I64, I64, PTR, I1)
+    with build.function(f"thin.{mr}x{cols}", VOID, args) as fn:
+        fn.linkage = "internal"
+        a, _, a_step_arg, b, b_step_arg, kc, c, first = fn.args
+        typ, lanes = reg_type(tile.dtype), tile.lanes
+        a_step = a_step_arg if strides.a_step is None else strides.a_step
+        b_step = b_step_arg if strides.b_stride is None else strides.b_stride
+        parts = -(-mr // lanes)
+        zero = build.const(vec(typ, lanes), 0)
+
+        def step(k: Index, acc: list[Reg]) -> list[Reg]:
+            column = build.offset(a, build.mul(k, a_step), typ)
+            xs = [build.load(build.offset(column, p * lanes, typ), typ, lanes) for p in range(parts)]
+            row = build.offset(b, build.mul(k, b_step), typ)
+            ys = [build.splat(build.load(build.offset(row, j, typ), typ), lanes) for j in range(cols)]
+            terms = [(x, y) for x in xs for y in ys]
+            return [build.fma(x, y, t) for (x, y), t in zip(terms, acc, strict=True)]
+
+        n = parts * cols
+        sets = _sets(n, CHAINS)
+        whole = build.mul(build.udiv(kc, sets), sets)
+        with build.carry(0, whole, sets, [zero] * (n * sets), "k") as it:
+            it.next = [v for u in range(sets) for v in step(build.add(it.index, u), it.values[u * n : u * n + n])]
+        with build.carry(whole, kc, 1, it.results[:n], "k1") as rest:
+            rest.next = step(rest.index, rest.values)
+        sums = [
+            _total(build, tile.dtype, [rest.results[q], *(it.results[u * n + q] for u in range(1, sets))])
+            for q in range(n)
+        ]
+        for i in range(mr):
+            for j in range(cols):
+                home = build.offset(c, i * tile.nr + j, typ)
+                value = build.lane(sums[i // lanes * cols + j], i % lanes)
+                before = build.ir.select(first, build.const(typ, 0), build.load(home, typ))
+                build.store(build.ir.fadd(value, before), home)
     return fn
 
 

@@ -122,7 +122,7 @@ def pack_taps(
     channel, *taps = outer.axes
     x = inner.axes[-1]
     copy = _as_copy(env, expr, x) if lanes > 1 and build.has("avx") else None
-    if copy is None or not taps or any(not isinstance(t.extent, int) for t in taps):
+    if copy is None or not (taps or inner.axes[:-1]) or any(not isinstance(t.extent, int) for t in taps):
         return False
     split = affine(copy.base, var(channel))
     if split is None or axes_of(split[1]) & {*outer.axes, *inner.axes}:
@@ -136,17 +136,43 @@ def pack_taps(
         count *= t.extent
     first, channels = build.udiv(outer.start, count), build.udiv(outer.count, count)
     plane = emit_expr(build, env.at(), split[1])
+    step = build.mul(stride, count)
     with build.loop(0, count, name="tap") as tap:
         place = env.at({**decode(build, env, tuple(taps), tap), channel: build.i64(first)})
         row = build.offset(dst, build.mul(tap, stride), typ)
         with _segments(build, place, inner) as (here, _, x0, length, done):
             run = _open_run(build, here, copy, x0, length, lanes)
-            start = build.offset(row, done, typ)
-            with build.loop(0, channels, name="ch") as ch, build.loop(0, length, lanes, name="v") as v:
-                src = replace(run, src=build.offset(run.src, build.mul(ch, plane), typ))
-                out = build.offset(start, build.add(v, build.mul(ch, build.mul(stride, count))), typ)
-                build.store(_masked(build, src, copy, v, lanes), out)
+            _copy_channels(build, copy, run, (x, length, lanes), (channels, plane), build.offset(row, done, typ), step)
     return True
+
+
+def _copy_channels(
+    build: Builder,
+    copy: _Copy,
+    run: _Run,
+    line: tuple[Axis, Index, int],
+    channels: tuple[Index, Index],
+    dst: Reg,
+    step: Index,
+) -> None:
+    """A run of every channel: channels are the inner loop, so that what a vector may read is decided once for all."""
+    x, length, lanes = line
+    count, plane = channels
+    typ = reg_type(copy.load.dtype)
+
+    def plain(v: Index) -> None:
+        src, out = build.offset(run.src, build.mul(v, copy.step), typ), build.offset(dst, v, typ)
+        with build.loop(0, count, name="ch") as ch:
+            value = _plain(build, build.offset(src, build.mul(ch, plane), typ), typ, lanes, copy.step)
+            build.store(value, build.offset(out, build.mul(ch, step), typ))
+
+    def masked(v: Index) -> None:
+        out = build.offset(dst, v, typ)
+        with build.loop(0, count, name="ch") as ch:
+            src = replace(run, src=build.offset(run.src, build.mul(ch, plane), typ))
+            build.store(_masked(build, src, copy, v, lanes), build.offset(out, build.mul(ch, step), typ))
+
+    _choose(build, x, length, lanes, (run.lo, build.sub(run.hi, copy.step - 1)), plain, masked)
 
 
 # ---- one load under affine guards ----
