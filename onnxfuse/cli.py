@@ -678,8 +678,8 @@ def trace(
     if form is _Form.JSON:
         _print_json({"model": model.name, "mode": str(fusion_mode), **told.json(phase)})
         return
-    size = max_fusion_size or FusionConfig().max_nodes
-    print(f"# onnxfuse trace  model={model.name}  mode={fusion_mode}  cap={size}")
+    cap = config.fusion.max_nodes_tvm if fusion_mode is FusionMode.TVM else config.fusion.max_nodes
+    print(f"# onnxfuse trace  model={model.name}  mode={fusion_mode}  cap={cap}")
     print("\n".join(told.text(str(form), phase)))
 
 

@@ -107,6 +107,12 @@ def test_the_trace_is_deterministic_and_tells_nothing_of_the_run(onnxfuse, name)
     assert first.out.startswith(f"# onnxfuse trace  model={name}.onnx  mode=full  cap=64\n")
 
 
+def test_the_cap_is_that_of_the_mode(onnxfuse):
+    arguments = ("trace", path("conv_add_relu"), "--phase", "1", "--fusion-mode", "tvm")
+    assert onnxfuse(*arguments).out.startswith("# onnxfuse trace  model=conv_add_relu.onnx  mode=tvm  cap=256\n")
+    assert "cap=8\n" in onnxfuse(*arguments, "--max-fusion-size", "8").out
+
+
 def test_every_line_of_the_grouped_graph_reads_what_is_there(onnxfuse, model):
     source = model("m.onnx", MIXED, MIXED_SIGNATURE)
     for name in (source, path("tiny_ocr"), path("tiny_transformer")):
