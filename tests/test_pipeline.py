@@ -153,3 +153,26 @@ def test_question_marks_are_no_symbol(tmp_path: Path) -> None:
     for dim in m.graph.input[0].type.tensor_type.shape.dim[2:]:
         dim.dim_param = "?"
     agrees(m, tmp_path, {"x": random(1, 3, 4, 7)})
+
+
+def test_what_dimensions_must_satisfy_is_checked_by_the_kernel(tmp_path: Path) -> None:
+    m = model("""g (float[N,S,4] x, float[N,P,4] y) => (float[N,4] z, float[N,T,4] c) {
+        two = Constant<value_int=2>()
+        row = Gather<axis=1>(x, two)
+        z = Exp(row)
+        j = Concat<axis=1>(x, y)
+        c = Relu(j)
+    }""")
+    plans = agrees(m, tmp_path, {"x": random(2, 3, 4), "y": random(2, 1, 4)})
+    assert not plans.refused
+    session = onnxfuse.InferenceSession(tmp_path / "out.onnx")
+    with pytest.raises(Exception, match="needs 2 < d"):
+        session.run(None, {"x": random(2, 2, 4), "y": random(2, 1, 4)})
+
+
+def test_equal_names_of_dimensions_may_be_refused_but_never_read_past_an_end(tmp_path: Path) -> None:
+    m = model("g (float[A,3] x, float[B,3] y) => (float[A,6] c) { j = Concat<axis=1>(x, y)  c = Relu(j) }")
+    agrees(m, tmp_path, {"x": random(2, 3), "y": random(2, 3)})
+    session = onnxfuse.InferenceSession(tmp_path / "out.onnx")
+    with pytest.raises(Exception, match="needs d"):
+        session.run(None, {"x": random(2, 3), "y": random(1, 3)})

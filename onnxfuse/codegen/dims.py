@@ -13,7 +13,7 @@ from llvmlite import ir
 from onnxfuse.codegen.build import I64, PTR, Builder
 from onnxfuse.codegen.scalar_expr import Env, emit_expr
 from onnxfuse.errors import CompileError
-from onnxfuse.ir.expr import Expr, Lit, Sym, syms_of
+from onnxfuse.ir.expr import Apply, Expr, Lit, Sym, syms_of
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, Kernel
 
@@ -76,6 +76,7 @@ class _Dims:
             self.bind(raw)
             self.checks(raw)
             different = self.maybe()
+            self.needs()
             outputs = self.outputs()
             # Everything is read and checked: env may now be written (in_shapes can be a part of it).
             words = [self.syms[b.sym] for b in kernel.dims] + raw + outputs
@@ -135,6 +136,14 @@ class _Dims:
             self.require(Fault(f"{self.title()}: {left} and {right} do not broadcast: expected 1 or "), fits, x, y)
             differs = b.or_(differs, unequal)
         return b.zext(differs, I64)
+
+    def needs(self) -> None:
+        """Comparisons of dimensions, with both sides in the message."""
+        for need in self.kernel.needs:
+            assert isinstance(need, Apply), need
+            left, right = need.args
+            text = f"{self.title()}: needs {need}: the right side is "
+            self.require(Fault(text), self.value(need), self.value(right), self.value(left))
 
     def outputs(self) -> list[ir.Value]:
         b = self.build.ir

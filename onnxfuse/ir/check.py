@@ -352,7 +352,7 @@ def _kernel(k: Kernel) -> None:
     c.need(bool(k.stages) and bool(k.outputs), "IR_KERNEL", "a kernel needs a stage and an output")
     syms = _kernel_dims(c, k)
     shapes = [d for v in (*k.outputs, *private) for d in v.tensor.shape if isinstance(d, Expr)]
-    for e in (*shapes, *_extents(k.outer), *(x for pair in k.maybe for x in pair)):
+    for e in (*shapes, *_extents(k.outer), *(x for pair in k.maybe for x in pair), *k.needs):
         _expression(c, e, (), syms, None, lambda v: False)
     _distinct(c, k.outer, "IR_AXIS", "an axis is bound twice")
     stored: set[Value] = set()

@@ -322,6 +322,9 @@ def bind_kernel(kernel: Kernel, arrays: Mapping[Value, Array]) -> dict[Sym, int]
         want, n = extent(c.expr, syms), arrays[c.value].shape[c.axis]
         if n != want:
             raise UsageError("E_SHAPE", f"{c.value} axis {c.axis} is {n}, but {c.expr} = {want}")
+    for need in kernel.needs:
+        if not bool(extent(need, syms)):
+            raise UsageError("E_SHAPE", f"kernel {kernel.name} needs {need}")
     return syms
 
 

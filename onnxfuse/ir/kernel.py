@@ -118,6 +118,7 @@ class Kernel:
     checks: tuple[DimCheck, ...] = ()
     maybe: tuple[tuple[Expr, Expr], ...] = ()
     origin: tuple[str, ...] = ()
+    needs: tuple[Expr, ...] = ()  # comparisons of dimensions that must hold, else the kernel reports an error
 
     @property
     def loads(self) -> list[Load]:

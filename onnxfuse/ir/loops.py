@@ -58,6 +58,7 @@ class Compute:
     body: Expr
     node: Node
     reduce: Reduce | None = None
+    needs: tuple[Expr, ...] = ()  # comparisons of dimensions that must hold at run time (onnxruntime checks them too)
 
     @property
     def roots(self) -> tuple[Expr, ...]:

@@ -673,6 +673,7 @@ def _kernel(r: _Reader) -> Kernel:
     dims: list[DimBinding] = []
     checks: list[DimCheck] = []
     maybe: list[tuple[Expr, Expr]] = []
+    needs: list[Expr] = []
     buffers: list[Local] = []
     stages: list[Stage] = []
     r.need("{")
@@ -688,6 +689,8 @@ def _kernel(r: _Reader) -> Kernel:
             pair = _expr(r, 4)
             r.need("==")
             maybe.append((pair, _expr(r, 4)))
+        elif r.eat("need"):
+            needs.append(_expr(r, 1))
         elif r.eat("local"):
             buffers.append(Local(_typed(r)))
         else:
@@ -695,7 +698,7 @@ def _kernel(r: _Reader) -> Kernel:
             stages.append(_stage(r))
     return Kernel(
         name, inputs, outputs, outer, tuple(stages), tuple(buffers), frozenset(consts), tuple(dims), tuple(checks),
-        tuple(maybe), origin,
+        tuple(maybe), origin, tuple(needs),
     )  # fmt: skip
 
 

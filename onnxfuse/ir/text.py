@@ -9,7 +9,7 @@ Layout is free; `;` starts a comment. A name that is not plain is quoted: %"a b"
     loops     = "loops" STR "(" typed... ")" "->" "(" value... ")" "{" {const | compute | "opaque" node refused} "}"
     partition = "partition" "{" loops {group} ["left" INT {"," INT}] {layout} {decision} "}"
     kernel    = "kernel" STR "(" {["const"] typed} ")" "->" "(" typed... ")" "outer" axes ["from" STR {"," STR}]
-                "{" {dim | check | maybe | local | stage} "}"
+                "{" {dim | check | maybe | need | local | stage} "}"
 
     typed     = value ":" type                          type = DTYPE "[" [expr {"," expr}] "]" | "?"
     const     = "const" typed "=" data                  data = "{" scalar {"," scalar} "}" | "#" HASH
@@ -26,6 +26,7 @@ Layout is free; `;` starts a comment. A name that is not plain is quoted: %"a b"
     dim       = "dim" sym "=" ("shape" | "data") "(" value "," INT ")" ["-" OFFSET] ["/" SCALE]
     check     = "check" "shape" "(" value "," INT ")" "==" expr
     maybe     = "maybe" expr "==" expr
+    need      = "need" expr                             (a comparison of dimensions)
     local     = "local" typed
     stage     = "stage" axes [reduce ":" body ["->" body]] "{" {value "[" expr... "]" "=" body} "}"
     axes      = "[" [NAME "<" expr {"," ...}] "]"
@@ -516,6 +517,8 @@ def _kernel(k: Kernel, names: Names) -> Iterator[Line]:
         yield c, f"  check shape({names.value(c.value)}, {c.axis}) == {c.expr}"
     for x, y in k.maybe:
         yield None, f"  maybe ({x}) == ({y})"
+    for need in k.needs:
+        yield None, f"  need {need}"
     for buffer in k.locals:
         yield buffer, f"  local {_typed(buffer.value, names)}"
     for s in k.stages:

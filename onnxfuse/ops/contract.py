@@ -19,9 +19,9 @@ from onnxfuse.ops.dsl import (
     broadcast_shape,
     compute,
     declined,
+    equal_extents,
     guarded,
     maximum,
-    unproven,
 )
 from onnxfuse.ops.table import contract
 
@@ -34,7 +34,7 @@ def MatMul(a, b):
     left, right = a.rank == 1, b.rank == 1
     batch = broadcast_shape(() if left else a.shape[:-2], () if right else b.shape[:-2])
     inner = b.shape[-1] if right else b.shape[-2]
-    refusal = unproven((a.shape[-1], inner))
+    needs = equal_extents((a.shape[-1], inner))
     k = a.shape[-1] if isinstance(a.shape[-1], int) else inner
     shape = [*batch, *([] if left else [a.shape[-2]]), *([] if right else [b.shape[-1]])]
     nb = len(batch)
@@ -49,7 +49,7 @@ def MatMul(a, b):
         return compute(x) * compute(y)
 
     names = [f"b{k}" for k in range(nb)] + ([] if left else ["m"]) + ([] if right else ["n"]) + ["k"]
-    return Loops(shape, body, a.dtype, [k], acc=a.dtype.compute, names=names, refusal=refusal)
+    return Loops(shape, body, a.dtype, [k], acc=a.dtype.compute, names=names, needs=needs)
 
 
 # --- convolution ---------------------------------------------------------------------------------------------------
@@ -157,8 +157,8 @@ def Conv(x, w, b=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_sha
     finish = None if b is None else (lambda acc, _n, f, *_: acc + compute(b[f]))
     reduce_ = [per_group, *kernel]
     shape = [x.shape[0], features, *over.counts]
-    refusal = over.refusal or unproven((x.shape[1], per_group * group), *_biased(b, features))
-    return Loops(shape, body, x.dtype, reduce_, finish=finish, names=names, refusal=refusal)
+    needs = equal_extents((x.shape[1], per_group * group), *_biased(b, features))
+    return Loops(shape, body, x.dtype, reduce_, finish=finish, names=names, refusal=over.refusal, needs=needs)
 
 
 def _biased(b: Tensor | None, features: int) -> list[tuple[Dim, Dim]]:
@@ -215,8 +215,8 @@ def ConvTranspose(
     names = ["n", "f", *_SPACE[n - 1], "c", *(f"k{s}" for s in _SPACE[n - 1])]
     finish = None if b is None else (lambda acc, _n, f, *_: acc + compute(b[f]))
     shape = [x.shape[0], per_group * group, *spatial]
-    refusal = unproven((x.shape[1], inputs * group), *_biased(b, per_group * group))
-    return Loops(shape, body, x.dtype, [inputs, *kernel], finish=finish, names=names, refusal=refusal)
+    needs = equal_extents((x.shape[1], inputs * group), *_biased(b, per_group * group))
+    return Loops(shape, body, x.dtype, [inputs, *kernel], finish=finish, names=names, needs=needs)
 
 
 def _transposed_auto(

@@ -142,6 +142,7 @@ class Loops:
     acc: DType | None = None
     names: Sequence[str] = field(default=())  # axis names for printing, output axes then reduce axes
     refusal: Refusal | None = None  # the shape is known, but no kernel may compute it
+    needs: Sequence[Expr] = ()  # comparisons of dimensions that must hold at run time; the kernel checks them
 
 
 def stored(x: Expr) -> DType:
@@ -159,17 +160,18 @@ def declined(shape: Sequence[Dim], dtype: DType, code: str, why: str) -> Loops:
     return Loops(shape, body, dtype, refusal=Refusal(code, why))
 
 
-def unproven(*equal: tuple[Dim, Dim]) -> Refusal | None:
-    """Why a kernel may not be made: extents that must be equal, and may not be at run time.
+def equal_extents(*pairs: tuple[Dim, Dim]) -> tuple[Expr, ...]:
+    """Comparisons a kernel has to make at run time: extents that must be equal and are not provably so.
 
     onnxruntime reports such inputs; a kernel would read past an end. Raises Unsupported when they always differ.
     """
-    for a, b in equal:
+    needs = []
+    for a, b in pairs:
         if isinstance(a, int) and isinstance(b, int) and a != b:
             raise Unsupported("UN_SHAPE_MISMATCH", f"extents {a} and {b} must be equal")
         if not same(a, b):
-            return Refusal("UN_DATA_DEPENDENT", f"extents {a} and {b} must be equal, which the runtime checks")
-    return None
+            needs.append(apply("eq", dim_expr(a), dim_expr(b)))
+    return tuple(needs)
 
 
 # --- broadcasting --------------------------------------------------------------------------------------------------

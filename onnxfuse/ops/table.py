@@ -350,7 +350,7 @@ def _compute(node: Node, out: Value, loops: Loops) -> Compute:
     axes = tuple(Axis(names[k], d) for k, d in enumerate(loops.shape))
     index = [i64(0) if isinstance(a.extent, int) and a.extent == 1 else var(a) for a in axes]
     if not loops.reduce:
-        return Compute(out, axes, cast(simplify(loops.body(*index)), loops.dtype), node)
+        return Compute(out, axes, cast(simplify(loops.body(*index)), loops.dtype), node, needs=tuple(loops.needs))
     inner = tuple(Axis(names[len(axes) + k], d) for k, d in enumerate(loops.reduce))
     point = [i64(0) if isinstance(a.extent, int) and a.extent == 1 else var(a) for a in inner]
     kind = loops.acc or loops.dtype.compute
@@ -359,7 +359,7 @@ def _compute(node: Node, out: Value, loops: Loops) -> Compute:
     final = raw if loops.finish is None else simplify(loops.finish(raw, *index))
     final = cast(final, loops.dtype)
     rule = Reduce(inner, PRIMS[loops.combine], lit(loops.init, kind), kind, None if final is raw else final)
-    return Compute(out, axes, body, node, rule)
+    return Compute(out, axes, body, node, rule, tuple(loops.needs))
 
 
 def infer(node: Node, facts: Facts, opset: int) -> list[TensorType]:

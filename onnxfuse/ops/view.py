@@ -19,17 +19,16 @@ from onnxfuse.ops.dsl import (
     Tensor,
     axis_of,
     between,
-    broadcast_index,
     broadcast_load,
     broadcast_shape,
     declined,
+    equal_extents,
     flatten,
     guarded,
     maximum,
     minimum,
     product,
     unflatten,
-    unproven,
 )
 from onnxfuse.ops.table import alias, shape_op, view
 
@@ -92,8 +91,8 @@ def Size(x):
 def reshaped(x: Tensor, shape: Sequence[Dim]) -> Loops:
     """The same elements in row-major order under another shape."""
     dims = tuple(shape)
-    refusal = unproven((product(dims), product(x.shape)))
-    return Loops(dims, lambda *i: x[unflatten(flatten(i, dims), x.shape)], x.dtype, refusal=refusal)
+    needs = equal_extents((product(dims), product(x.shape)))
+    return Loops(dims, lambda *i: x[unflatten(flatten(i, dims), x.shape)], x.dtype, needs=needs)
 
 
 def reshape_dims(x: Tensor, wanted: Sequence[Dim], allowzero: int = 0) -> list[Dim]:
@@ -148,8 +147,8 @@ def _squeeze(x: Tensor, axes: Sequence[int] | None) -> Loops:
         at = dict(zip(keep, i, strict=True))
         return x[tuple(at.get(k, i64(0)) for k in range(x.rank))]
 
-    refusal = unproven(*((x.shape[k], 1) for k in drop))
-    return Loops([x.shape[k] for k in keep], body, x.dtype, refusal=refusal)
+    needs = equal_extents(*((x.shape[k], 1) for k in drop))
+    return Loops([x.shape[k] for k in keep], body, x.dtype, needs=needs)
 
 
 @view(name="Squeeze")
@@ -316,9 +315,7 @@ def Concat(*xs, axis):
     shape[k] = as_dim(starts[-1])
 
     def part(x: Tensor, start: Expr, i: Sequence[Expr]) -> Expr:
-        # Extents that are only equal at run time go through a broadcast: the kernel checks those.
-        at = broadcast_index(x.shape, i, shape)
-        return x[tuple(simplify(e - start) if n == k else at[n] for n, e in enumerate(i))]
+        return x[tuple(simplify(e - start) if n == k else e for n, e in enumerate(i))]
 
     def body(*i: Expr) -> Expr:
         present = [
@@ -334,7 +331,8 @@ def Concat(*xs, axis):
             out = part(x, s, i) if truth else out if truth is False else where(i[k] < end, part(x, s, i), out)
         return out
 
-    return Loops(shape, body, xs[0].dtype)
+    needs = equal_extents(*((x.shape[n], d) for x in xs for n, d in enumerate(shape) if n != k))
+    return Loops(shape, body, xs[0].dtype, needs=tuple(dict.fromkeys(needs)))
 
 
 def _joined(a: Dim, b: Dim) -> Dim:
@@ -349,7 +347,7 @@ def _split(x: Tensor, axis: int, sizes: Sequence[Dim]) -> list[Loops]:
     total: Expr = i64(0)
     for size in sizes:
         total = total + size
-    refusal = unproven((as_dim(total), x.shape[k]))
+    needs = equal_extents((as_dim(total), x.shape[k]))
     out = []
     start: Expr = i64(0)
     for size in sizes:
@@ -360,7 +358,7 @@ def _split(x: Tensor, axis: int, sizes: Sequence[Dim]) -> list[Loops]:
 
         shape = list(x.shape)
         shape[k] = size
-        out.append(Loops(shape, body, x.dtype, refusal=refusal))
+        out.append(Loops(shape, body, x.dtype, needs=needs))
         start = simplify(start + dim_expr(size))
     return out
 
@@ -478,25 +476,29 @@ def _wrap(index: Expr, dim: Dim) -> Expr:
     return where(j < 0, j + dim_expr(dim), j)
 
 
-def _unchecked(data: Tensor, indices: Tensor, k: int) -> Refusal | None:
-    """Run-time indices may be out of range, which onnxruntime reports; a kernel cannot. Known ones are checked here."""
+def _checked(data: Tensor, indices: Tensor, k: int) -> tuple[Refusal | None, list[Expr]]:
+    """Indices known here are checked here or by the kernel (on a run-time extent); others by onnxruntime alone."""
     d = data.shape[k]
     if indices.known is None:
-        return Refusal("UN_DATA_DEPENDENT", "run-time indices are checked by the runtime")
+        return Refusal("UN_DATA_DEPENDENT", "run-time indices are checked by the runtime"), []
+    needs: list[Expr] = []
     for e in indices.known.flat:
         v = as_dim(cast(e, DType.I64))
-        if not isinstance(v, int) or not isinstance(d, int):
-            return Refusal("UN_DATA_DEPENDENT", f"index {v} into extent {d} cannot be checked at compile time")
-        if not -d <= v < d:
-            raise Unsupported("UN_SHAPE_MISMATCH", f"index {v} is out of range for extent {d}")
-    return None
+        if not isinstance(v, int):
+            return Refusal("UN_DATA_DEPENDENT", f"index {v} into extent {d} cannot be checked at compile time"), []
+        if isinstance(d, int):
+            if not -d <= v < d:
+                raise Unsupported("UN_SHAPE_MISMATCH", f"index {v} is out of range for extent {d}")
+            continue
+        needs.append(apply("lt", i64(v), d) if v >= 0 else apply("le", i64(-v), d))
+    return None, list(dict.fromkeys(needs))
 
 
 @view
 def Gather(data, indices, *, axis=0):
     """Entries of an axis by index."""
     k = axis_of(axis, data.rank)
-    refusal = _unchecked(data, indices, k)
+    refusal, needs = _checked(data, indices, k)
     q = indices.rank
     shape = [*data.shape[:k], *indices.shape, *data.shape[k + 1 :]]
 
@@ -504,14 +506,14 @@ def Gather(data, indices, *, axis=0):
         j = _wrap(indices[i[k : k + q]] if indices.immediate is None else indices.immediate, data.shape[k])
         return data[(*i[:k], j, *i[k + q :])]
 
-    return Loops(shape, body, data.dtype, refusal=refusal)
+    return Loops(shape, body, data.dtype, refusal=refusal, needs=needs)
 
 
 @view(since=11)
 def GatherElements(data, indices, *, axis=0):
     """Like numpy take_along_axis."""
     k = axis_of(axis, data.rank)
-    refusal = _unchecked(data, indices, k)
+    refusal, needs = _checked(data, indices, k)
 
     def body(*i: Expr) -> Expr:
         return data[tuple(_wrap(indices[i], data.shape[k]) if n == k else e for n, e in enumerate(i))]
@@ -520,8 +522,8 @@ def GatherElements(data, indices, *, axis=0):
     larger = [
         n for n in others if not (same(indices.shape[n], data.shape[n]) or _fewer(indices.shape[n], data.shape[n]))
     ]
-    refusal = refusal or unproven(*((indices.shape[n], data.shape[n]) for n in larger))
-    return Loops(indices.shape, body, data.dtype, refusal=refusal)
+    needs = [*needs, *equal_extents(*((indices.shape[n], data.shape[n]) for n in larger))]
+    return Loops(indices.shape, body, data.dtype, refusal=refusal, needs=needs)
 
 
 def _fewer(a: Dim, b: Dim) -> bool:
@@ -542,7 +544,7 @@ def DepthToSpace(x, *, blocksize, mode="DCR"):
         return x[bi, channel, y // b, z // b]
 
     shape = [n, out, as_dim(dim_expr(h) * b), as_dim(dim_expr(w) * b)]
-    return Loops(shape, body, x.dtype, refusal=unproven((as_dim(dim_expr(out) * (b * b)), c)))
+    return Loops(shape, body, x.dtype, needs=equal_extents((as_dim(dim_expr(out) * (b * b)), c)))
 
 
 @view
@@ -556,8 +558,8 @@ def SpaceToDepth(x, *, blocksize, mode="DCR"):
         return x[bi, channel, y * b + block // b, z * b + block % b]
 
     tall, wide = as_dim(dim_expr(h) // b), as_dim(dim_expr(w) // b)
-    refusal = unproven((as_dim(dim_expr(tall) * b), h), (as_dim(dim_expr(wide) * b), w))
-    return Loops([n, as_dim(dim_expr(c) * (b * b)), tall, wide], body, x.dtype, refusal=refusal)
+    needs = equal_extents((as_dim(dim_expr(tall) * b), h), (as_dim(dim_expr(wide) * b), w))
+    return Loops([n, as_dim(dim_expr(c) * (b * b)), tall, wide], body, x.dtype, needs=needs)
 
 
 @view(since=14)

@@ -12,13 +12,13 @@ function body must be shareable too), is the key; its hash is in the kernel's na
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from onnxfuse.errors import Refusal, Unsupported
-from onnxfuse.ir.expr import Expr, Load, i64, sym, var
+from onnxfuse.ir.expr import FALSE, TRUE, Expr, Load, i64, sym, var
 from onnxfuse.ir.graph import Constant, Value, fresh_name
 from onnxfuse.ir.kernel import Kernel, Local, Stage, Store
 from onnxfuse.ir.loops import Axis, LoopGraph
@@ -167,11 +167,21 @@ class _Canon:
             dims=bindings,
             checks=checks,
             maybe=maybe_pairs(roots, extents),
+            needs=tuple(self._needs()),
         )
         key = show(kernel) + _wiring(self.group, self.inputs, self.consts)
         digest = hashlib.sha256(key.encode()).hexdigest()[:8]
         origin = tuple(dict.fromkeys(o for c in self.group.members for o in c.origin))
         return key, replace(kernel, name=f"{_label(self.group)}_{digest}", origin=origin), self.inputs
+
+    def _needs(self) -> Iterator[Expr]:
+        """What the members' dimensions must satisfy, each once, in the kernel's symbols."""
+        for need in dict.fromkeys(n for c in self.group.members for n in c.needs):
+            mine = simplify(self.loc.expr(need))
+            if mine is FALSE:
+                raise Unsupported("UN_SHAPE_MISMATCH", f"{need} cannot hold")
+            if mine is not TRUE:
+                yield mine
 
     def _is_read(self, v: Value) -> bool:
         return any(ld.source is v for s in self.made.stages for ld in s.loads)

@@ -68,6 +68,7 @@ class _Rewriter:
             dims=tuple(replace(b, value=self.values[b.value]) for b in k.dims),
             checks=tuple(replace(c, value=self.values[c.value]) for c in k.checks),
             maybe=(),
+            needs=(),  # the library checks those of the kernel itself
         )
 
     def _dim(self, d: Dim) -> Dim:
