@@ -57,13 +57,14 @@ from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel, Stage, Store
 from onnxfuse.ir.loops import Axis, Reduce
 from onnxfuse.ir.plan import Emitted, Schedule
+from onnxfuse.ir.prims import Prim
 from onnxfuse.ir.simplify import as_dim, dim_expr, same, simplify
 from onnxfuse.ir.types import Dim, TensorType, tensor
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import expected
 
-MAX_TASKS = 64  # enough to balance any core count we meet; a task costs about a microsecond
-GRAIN = 24 * 1024  # bytes (or as many add-like operations per 4 bytes) worth a task
+MAX_TASKS = 64  # enough to balance any core count we meet
+GRAIN = 1 << 19  # bytes moved, or as much arithmetic, worth a task: about 20 us
 BLOCK = 8192  # elements of the vector axis in one unit
 STACK = 64 * 1024  # bytes of private buffers that may live on the stack
 FUNCTION = 12  # cost from which a primitive is a function rather than an instruction
@@ -775,7 +776,12 @@ def _weight(build: Builder, env: Env, spec: _Spec) -> Index:
 def _effort(exprs: Sequence[Expr]) -> int:
     nodes = list(walk(*exprs))
     loads = sum(e.dtype.bytes for e in nodes if isinstance(e, Load))
-    return loads + sum(e.prim.cost for e in nodes if isinstance(e, Apply)) // 2
+    return loads + sum(_price(e.prim) for e in nodes if isinstance(e, Apply)) // 2
+
+
+def _price(prim: Prim) -> int:
+    """Cost of a primitive; functions that run in f64 take several times as long as their operations."""
+    return 4 * prim.cost if prim.cost >= FUNCTION and prim.name not in NATIVE else prim.cost
 
 
 def _run(build: Builder, env: Env, spec: _Spec, grain: int, task: Reg) -> None:
