@@ -478,7 +478,7 @@ def BitwiseNot(x):
     return apply("bitnot", x)
 
 
-@pointwise(since=11)
+@pointwise(since=11, dtypes=(DType.U8, DType.U16, DType.U32, DType.U64))  # signed from opset 28: declined
 def BitShift(x, y, *, direction):
     """X shifted by y bits; by the width or more gives 0."""
     return dsl.shl(x, y) if direction == "LEFT" else dsl.shr(x, y)
