@@ -504,7 +504,6 @@ libc = ctypes.CDLL("libc.so.6")
 libc.mallinfo2.restype = Info
 
 def used():
-    gc.collect()
     info = libc.mallinfo2()
     return info.uordblks + info.hblkhd
 
@@ -532,15 +531,21 @@ def refused():
     else:
         raise SystemExit("not refused")
 
-# A leak grows in every round; what allocators keep for later does not.
-for work, count in ((packed, runs), (overridden, runs), (refused, runs), (session, sessions)):
-    rounds = []
-    for _ in range(4):
-        before = used()
-        for _ in range(count // 4):
-            work()
-        rounds.append((used() - before) / (count // 4))
-    print(work.__name__, min(rounds))
+# A leak grows in every round; what allocators keep for later does not. onnxruntime itself keeps kilobytes of every run
+# that fails and frees them a few hundred runs later, also with operators of its own: so look at the least in use.
+def least(work, count):
+    gc.collect()
+    low = None
+    for _ in range(count):
+        work()
+        now = used()
+        low = now if low is None else min(low, now)
+    return low
+
+for work, count in ((packed, runs), (overridden, runs), (refused, 2 * runs), (session, sessions)):
+    least(work, count // 4)
+    floors = [least(work, count // 4) for _ in range(4)]
+    print(work.__name__, min(b - a for a, b in zip(floors, floors[1:])) / (count // 4))
 """
 
 
@@ -561,7 +566,7 @@ LOST_PER_RUN, LOST_PER_SESSION = 8.0, 100.0
 
 
 def test_nothing_is_leaked_quickly(tmp_path):
-    lost = leaks(packed_model(tmp_path, overridable=True), 300, 80)
+    lost = leaks(packed_model(tmp_path, overridable=True), 2000, 80)
     assert lost.pop("session") < LOST_PER_SESSION
     assert max(lost.values()) < LOST_PER_RUN, lost
 
@@ -602,7 +607,7 @@ def test_oldest_onnxruntime(tmp_path):
     path = packed_model(tmp_path, overridable=True)
     done = subprocess.run([OLD_PYTHON, "-c", OLD_SCRIPT, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    lost = leaks(path, 300, 80, OLD_PYTHON)
+    lost = leaks(path, 2000, 80, OLD_PYTHON)
     lost.pop("refused")  # 1.17 itself never frees the status of a custom op that fails
     assert lost.pop("session") < LOST_PER_SESSION
     assert max(lost.values()) < LOST_PER_RUN, lost
