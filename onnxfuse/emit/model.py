@@ -221,10 +221,13 @@ def _fill_graph(new: onnx.GraphProto, old: onnx.GraphProto, graph: Graph, nodes:
 
 
 def _value_info(new: onnx.GraphProto, nodes: Sequence[Node], graph: Graph) -> None:
-    """Types of the values in between, where they are known; only symbols the user named are written."""
+    """Types of what our nodes make (no runtime can infer them); only symbols the user named are written.
+
+    Other values are left to the runtime's own inference: a type of ours may say more than it is ready to believe.
+    """
     outputs = {o.name for o in new.output}
     symbols = {d.dim_param for i in new.input for d in i.type.tensor_type.shape.dim if d.dim_param}
-    for v in dict.fromkeys(v for n in nodes for v in n.results):
+    for v in dict.fromkeys(v for n in nodes if n.op.domain == DOMAIN for v in n.results):
         if v.type is None or v.name in outputs:
             continue
         shape = [_dim(d, symbols) for d in v.type.shape]
