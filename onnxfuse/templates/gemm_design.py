@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import gcd
 
@@ -29,6 +29,7 @@ class Access(StrEnum):
     ROWS       a: packed per block, rows of k (k is the vector axis); b: packed per block, rows of columns
     COLUMNS    a: packed per block, rows of m (m is the vector axis)
     TRANSPOSE  b: packed per block by transposing registers (k has unit stride)
+    DOT        b: read in place along k, for few rows (k has unit stride in a as well)
     """
 
     CONST = "const"
@@ -36,6 +37,7 @@ class Access(StrEnum):
     ROWS = "rows"
     COLUMNS = "columns"
     TRANSPOSE = "transpose"
+    DOT = "dot"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +104,7 @@ class Design:
         """Elements of scratch for b: the block, or the last panel of an operand read in place."""
         if self.b is Access.CONST or (self.packs_b and self.shared):
             return 0
-        return (self.kc + self.tile.lanes) * self.tile.nr if self.b is Access.DIRECT else self.block_size
+        return self.block_size if self.packs_b else (self.kc + self.tile.lanes) * self.tile.nr
 
     @property
     def a_size(self) -> int:
@@ -127,6 +129,8 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     """The design for a contraction; sizes follow from the target and how the operands are read."""
     tile = tile_for(target, c.acc, c.rows.extent, c.cols.extent)
     a, b = _access_a(c, kernel), _access_b(c, kernel)
+    if b is Access.TRANSPOSE and a is Access.DIRECT and _few(c.rows.extent) and tile.lanes > 1:
+        b, tile = Access.DOT, replace(tile, nv=1)
     kc, nc, mc, ms = _limits(a, b, c.rows.extent)
     scale = 4 / c.acc.bytes
     kc = int(kc * scale)
@@ -142,18 +146,22 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     return Design(c, tile, a, b, kc, nc, mc, ms, taps)
 
 
+def _few(rows: Dim) -> bool:
+    return isinstance(rows, int) and rows <= FEW_ROWS
+
+
 def _limits(a: Access, b: Access, rows: Dim) -> tuple[int, int, int, int]:
     """(KC, NC, MC, MS) in elements of four bytes.
 
     A packed element of a is used NC times, one of b MC times; tiles at rest take MC * NC. A packed block of b and MS
     rows of a share L2; panels are streamed from L2 without loss, so a panel need not fit into L1.
     """
-    if b is Access.DIRECT and isinstance(rows, int) and rows <= FEW_ROWS:
+    if b is Access.DIRECT and _few(rows):
         return 8, 4096, 96, 96  # bound by reading b: few rows of it at a time, along their whole length
-    if b in (Access.CONST, Access.DIRECT):
+    if b in (Access.CONST, Access.DIRECT, Access.DOT):
         return (512 if a in (Access.ROWS, Access.COLUMNS) else 768), 384, 192, 96
     if a is Access.CONST:
-        return 384, 144, 384, 96
+        return 384, 96, 384, 96
     return 384 if a is Access.DIRECT else 256, 192, 384, 96
 
 

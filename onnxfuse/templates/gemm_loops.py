@@ -13,7 +13,7 @@ from onnxfuse.templates.gemm_const import const_base, packed_bytes, with_views
 from onnxfuse.templates.gemm_design import FEW_ROWS, Access, Design
 from onnxfuse.templates.gemm_epilogue import epilogue, finish_tile, short
 from onnxfuse.templates.gemm_operands import Matrix, Unit, a_block, a_tile, b_block, b_panel
-from onnxfuse.templates.microkernel import Operands, Strides, accumulate, micro_kernel, thin_kernel
+from onnxfuse.templates.microkernel import Operands, Strides, accumulate, dot_kernel, micro_kernel, thin_kernel
 from onnxfuse.templates.packing import decode
 
 Tiles = dict[tuple[int, int], Function]
@@ -40,6 +40,8 @@ def _vector_counts(d: Design) -> list[int]:
 
 def emit_tiles(build: Builder, d: Design) -> Tiles:
     """Define the micro-kernels of all tile shapes that can occur."""
+    if d.b is Access.DOT:
+        return {(d.tile.mr, 1): dot_kernel(build, d.tile)}
     strides, ahead = _strides(d), _ahead(d)
     left = d.c.cols.extent % d.tile.nr if d.thin and isinstance(d.c.cols.extent, int) else 0
     return {
@@ -164,7 +166,7 @@ def _whole_in_registers(
     kc: Index,
 ) -> Iterator[None]:
     """Full tiles that one block of K completes go from the registers through a short epilogue; the rest: the body."""
-    if not short(d) or d.tile.mr not in _row_counts(d) or d.tile.nv not in _vector_counts(d):
+    if d.b is Access.DOT or not short(d) or d.tile.mr not in _row_counts(d) or d.tile.nv not in _vector_counts(d):
         yield
         return
     (i, rows), (j, cols) = row, col
@@ -208,7 +210,8 @@ def _call_tiles(
     def call(mr: int, first: Index) -> None:
         base = build.offset(a.base, build.mul(first, a.row), d.typ)
         home = build.offset(at, build.mul(first, d.tile.nr), d.typ)
-        args = [base, build.i64(a.row), build.i64(a.step), b.base, build.i64(b.step), build.i64(kc), home, start]
+        b_stride = b.row if d.b is Access.DOT else b.step
+        args = [base, build.i64(a.row), build.i64(a.step), b.base, build.i64(b_stride), build.i64(kc), home, start]
         widths = sorted(nv for r, nv in tiles if r == mr)
         if len(widths) == 1:
             build.ir.call(tiles[mr, widths[0]], args)

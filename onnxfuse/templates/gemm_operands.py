@@ -155,15 +155,18 @@ def b_panel(
     if d.b is Access.CONST:
         at = build.add(build.mul(j, u.split.k), build.mul(k0, d.tile.nr))
         return replace(b, base=build.offset(b.base, at, d.typ))
-    if d.b is not Access.DIRECT:
+    if d.b not in (Access.DIRECT, Access.DOT):
         return replace(b, base=build.offset(b.base, build.sub(j, u.n0), d.typ))
     at = _shift(build, d, b, j, k0)
     if isinstance(d.c.cols.extent, int) and d.c.cols.extent % d.tile.nr == 0:
         return replace(b, base=at)
     partial = build.ir.icmp_signed("<", build.i64(cols), build.i64(d.tile.nr))
+    width = d.kc if d.b is Access.DOT else d.tile.nr
     with build.if_then(build.ir.and_(partial, first)):
-        line = Line(_own(d.c, "b"), j, cols)
-        pack_block(build, u.env, d.c.b, Line(d.c.k, k0, kc), line, u.scratch_b, d.tile.nr, d.tile.lanes)
+        line, depth_line = Line(_own(d.c, "b"), j, cols), Line(d.c.k, k0, kc)
+        lines = (line, depth_line) if d.b is Access.DOT else (depth_line, line)
+        pack_block(build, u.env, d.c.b, *lines, u.scratch_b, width, d.tile.lanes)
     base = build.ir.select(partial, u.scratch_b, at)
-    step = build.ir.select(partial, build.i64(d.tile.nr), build.i64(b.step))
-    return replace(b, base=base, step=step)
+    if d.b is Access.DOT:
+        return replace(b, base=base, row=build.ir.select(partial, build.i64(width), build.i64(b.row)))
+    return replace(b, base=base, step=build.ir.select(partial, build.i64(width), build.i64(b.step)))

@@ -197,6 +197,57 @@ def thin_kernel(build: Builder, tile: Tile, mr: int, cols: int, strides: Strides
     return fn
 
 
+def dot_kernel(build: Builder, tile: Tile) -> Function:
+    """A micro-kernel of the same interface for few rows and a transposed b: k has unit stride in both operands.
+
+    `b_stride` is the distance of columns. Lanes run along k, the lanes of a sum are added at the end.
+    """
+    args = (PTR, I64, I64, PTR, I64, I64, PTR, I1)
+    with build.function(f"dot.{tile.mr}x{tile.nr}", VOID, args) as fn:
+        fn.linkage = "internal"
+        a, a_row, _, b, b_stride, kc, c, first = fn.args
+        typ, lanes = reg_type(tile.dtype), tile.lanes
+        zero = build.const(vec(typ, lanes), 0)
+        group = max(1, CHAINS // tile.mr)  # columns at a time
+        sums: dict[tuple[int, int], Reg] = {}
+
+        def step(places: list[tuple[int, int]], k: Index, acc: list[Reg], mask: Reg | None) -> list[Reg]:
+            loaded: dict[tuple[str, int], Reg] = {}
+
+            def get(name: str, ptr: Reg, row: int, stride: Reg) -> Reg:
+                if (name, row) not in loaded:
+                    at = build.offset(ptr, build.add(build.mul(row, stride), k), typ)
+                    whole = mask is None
+                    loaded[name, row] = build.load(at, typ, lanes) if whole else build.masked_load(at, typ, mask)
+                return loaded[name, row]
+
+            pairs = [(get("a", a, i, a_row), get("b", b, j, b_stride)) for i, j in places]
+            return [_multiply_add(build, tile.dtype, x, y, t) for (x, y), t in zip(pairs, acc, strict=True)]
+
+        whole = build.mul(build.udiv(kc, lanes), lanes)
+        rest = build.i64(build.sub(kc, whole))
+        for j0 in range(0, tile.nr, group):
+            places = [(i, j) for i in range(tile.mr) for j in range(j0, min(j0 + group, tile.nr))]
+            with build.carry(0, whole, lanes, [zero] * len(places), "k") as it:
+                it.next = step(places, it.index, it.values, None)
+            before = build.ir.block
+            with build.if_then(build.ir.icmp_signed(">", rest, build.i64(0))):
+                tail = step(places, whole, it.results, build.tail_mask(rest, lanes))
+                inside = build.ir.block
+            for place, short, long in zip(places, it.results, tail, strict=True):
+                phi = build.ir.phi(zero.type)
+                phi.add_incoming(short, before)
+                phi.add_incoming(long, inside)
+                sums[place] = phi
+        for i in range(tile.mr):
+            home = build.offset(c, i * tile.nr, typ)
+            total = _total(build, tile.dtype, build.transpose([sums[i, j] for j in range(tile.nr)]))
+            kept = build.select(build.splat(first, lanes), zero, build.load(home, typ, lanes))
+            add = build.ir.fadd if tile.dtype.is_float else build.ir.add
+            build.store(add(total, kept), home)
+    return fn
+
+
 def _sets(chains: int, unroll: int) -> int:
     """Independent sums per accumulator: a multiply-add takes 4 cycles and two start in each, so 8 must be under way."""
     sets = 1

@@ -77,6 +77,41 @@ def test_many_channels_take_several_blocks_of_k() -> None:
     check(s.kernel(1, 70, [14, 14], 300), s, [(1, 70, 14, 14)])
 
 
+@pytest.mark.parametrize("side", ["start", "end"])
+@pytest.mark.parametrize(
+    ("window", "stride", "pad", "shape"),
+    [
+        (1, 1, 0, (2, 12, 9, 11)),
+        (1, 2, 0, (1, 12, 9, 12)),
+        (3, 1, 1, (2, 12, 9, 11)),
+        (3, 2, 1, (1, 12, 14, 27)),
+        (3, 1, 0, (1, 12, 7, 7)),
+        (7, 2, 3, (1, 3, 30, 33)),
+    ],
+)
+def test_nothing_outside_of_the_image_is_touched(
+    window: int, stride: int, pad: int, shape: tuple[int, ...], side: str
+) -> None:
+    s = Setting([window] * 2, [stride] * 2, [1, 1], [(pad, pad)] * 2)
+    rng = np.random.default_rng(3)
+    for n, size in ((shape[0], shape[2:]), (N, (H, W))):
+        kernel = s.kernel(n, shape[1], size, 20)
+        found = GEMM.propose(kernel, NATIVE)
+        assert not isinstance(found, Refusal), found
+        run = jit(Plan(kernel, found[0], GEMM), NATIVE)
+        x = rng.standard_normal(shape).astype(np.float32)
+        w = rng.standard_normal(kernel.inputs[1].tensor.shape).astype(np.float32)
+        within(run([x, w], fence=side)[0], x, w, s)
+
+
+@pytest.mark.parametrize("features", [16, 40, 300])
+def test_pointwise_convolutions_of_static_size(features: int) -> None:
+    s = Setting([1, 1], [1, 1], [1, 1], [(0, 0)] * 2)
+    for size in ((7, 7), (16, 16), (14, 14), (32, 32)):
+        check(s.kernel(2, 70, size, features), s, [(2, 70, *size)])
+    check(s.kernel(1, 300, [9, 9], features), s, [(1, 300, 9, 9)])
+
+
 @pytest.mark.parametrize("rank", [1, 3])
 def test_other_ranks(rank: int) -> None:
     s = Setting([3, 2, 3][:rank], [1, 2, 1][:rank], [1] * rank, [(1, 1), (0, 1), (1, 2)][:rank])

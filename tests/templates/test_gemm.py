@@ -21,7 +21,7 @@ from onnxfuse.ir.types import tensor
 from onnxfuse.runtime.jit import Jitted, jit
 from onnxfuse.target import Target, by_name
 from onnxfuse.templates.gemm import GEMM
-from tests.templates.contractions import anchored, element, matmul
+from tests.templates.contractions import anchored, element, matmul, random
 
 NATIVE = by_name("native", host_features())
 WIDE = replace(NATIVE, vector_bits=512, vector_regs=32)  # LLVM splits what the CPU does not have
@@ -94,6 +94,44 @@ def test_few_rows(m: int, const: str) -> None:
     run = compiled(matmul([], m, 150, 300, const=const))
     a, b = operands(m, 150, 300, np.random.default_rng(4))
     close(run([a, b])[0], a, b)
+
+
+@pytest.mark.parametrize("target", [NATIVE, WIDE, NARROW], ids=["native", "512 bits", "128 bits"])
+@pytest.mark.parametrize("m", [1, 2, 3, 4])
+def test_few_rows_times_a_transposed_operand(m: int, target: Target) -> None:
+    rng = np.random.default_rng(14)
+    for n, k in ((150, 300), (sym("N"), sym("K")), (64, 1700)):
+        run = compiled(matmul([], m, n, k, tb=True), target)
+        for columns, depth in (
+            [(n, k)] if isinstance(n, int) and isinstance(k, int) else [(1, 9), (8, 8), (13, 0), (40, 770)]
+        ):
+            a, b = operands(m, columns, depth, rng)
+            close(run([a, b.T.copy()])[0], a, b)
+
+
+@pytest.mark.parametrize("left", [1, 2, 3])
+@pytest.mark.parametrize("target", [NATIVE, WIDE, NARROW], ids=["native", "512 bits", "128 bits"])
+def test_few_columns_left_beside_constant_rows(left: int, target: Target) -> None:
+    rng = np.random.default_rng(15)
+    for m, n, k in ((50, 64 + left, 90), (13, 32 + left, 1000), (200, 128 + left, 7)):
+        a, b = operands(m, n, k, rng)
+        close(compiled(matmul([], m, n, k, const="A"), target)([a, b])[0], a, b)
+
+
+FENCED = [
+    matmul([], M, N, K), matmul([], M, N, K, tb=True), matmul([], M, N, K, ta=True), matmul([3], 40, 65, 70),
+    matmul([3], 2, 45, 70, tb=True), matmul([], 3, 45, 70), matmul([], 45, 65, 40, const="A"),
+    matmul([], 60, 65, 40, const="B"), matmul([], 60, 70, 40, tout=True), matmul([], 1, 300, 300, const="B"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("side", ["start", "end"])
+def test_nothing_outside_of_the_tensors_is_touched(side: str) -> None:
+    sizes = {M: 13, N: 35, K: 21}
+    rng = np.random.default_rng(16)
+    for kernel in FENCED:
+        arrays = random(kernel, rng, sizes)
+        assert np.array_equal(compiled(kernel)(arrays, fence=side)[0], compiled(kernel)(arrays)[0])
 
 
 @pytest.mark.parametrize("tb", [False, True])
