@@ -54,14 +54,33 @@ def kinds(c: Compute, found: list[Load] | None = None) -> Kinds:
     return Kinds(hardest, edges)
 
 
-def map_kind(ld: Load, store: tuple[Axis, ...]) -> Kind:
+def kind_in_tvm(c: Compute, node: Kind, found: list[Load]) -> Kind:
+    """What TVM calls a Compute of kind `node`, where it decides otherwise; only its own partition wants that.
+
+    A sum with a step after it (mean) is a reduction and an injective block in one function, which makes an anchor; an
+    index that is read from a tensor is opaque; extents do not count, so a slice from 0 is elemwise.
+    """
+    if c.reduce is not None:
+        return Kind.ANCHOR if node is Kind.REDUCE and c.reduce.finish is not None else node
+    if any(loads(*ld.index) for ld in found):
+        return Kind.OPAQUE
+    if node is not Kind.INJECTIVE:
+        return node
+    each = [map_kind(ld, c.axes, whole=False) for ld in found]
+    hardest = max(each, key=lambda k: k.level)
+    return Kind.ELEMWISE if hardest is Kind.BROADCAST and Kind.ELEMWISE in each else hardest
+
+
+def map_kind(ld: Load, store: tuple[Axis, ...], whole: bool = True) -> Kind:
     """Kind of the index map of one load, against a store at the bare variables of `store`.
 
-    Reading a part of the source (a slice from 0, where index and variable look alike) is injective, not elemwise.
+    Reading a part of the source (a slice from 0, where index and variable look alike) is injective, not elemwise,
+    unless `whole` is False.
     """
     shape = ld.source.tensor.shape
     if len(shape) == len(store) and all(
-        (isinstance(ix, Var) and ix.axis is a and same_extent(d, a.extent)) or (d == 1 and a.extent == 1)
+        (isinstance(ix, Var) and ix.axis is a and (not whole or same_extent(d, a.extent)))
+        or (a.extent == 1 and (d == 1 or (not whole and isinstance(ix, Lit) and ix.value == 0)))
         for ix, d, a in zip(ld.index, shape, store, strict=True)
     ):
         return Kind.ELEMWISE
@@ -70,7 +89,7 @@ def map_kind(ld: Load, store: tuple[Axis, ...]) -> Kind:
         if isinstance(dim, int) and dim == 1:
             continue
         axis = _bare(ix)
-        if axis is None or (isinstance(ix, Var) and not same_extent(dim, axis.extent)):
+        if axis is None or (whole and isinstance(ix, Var) and not same_extent(dim, axis.extent)):
             return _beyond_broadcast(ld)
         while at < len(store) and store[at] is not axis:
             at += 1

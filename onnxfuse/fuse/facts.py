@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from onnxfuse.analysis.kinds import kinds
+from onnxfuse.analysis.kinds import kind_in_tvm, kinds
 from onnxfuse.analysis.rows import EXPENSIVE
 from onnxfuse.analysis.traffic import dearest, points, sample, size
 from onnxfuse.config import FusionConfig, FusionMode
@@ -29,7 +29,8 @@ class Facts:
     """Parallel lists over items.
 
     node     kind of every Compute, None for a node that stays
-    kind     its level; a node that stays, or a pinned Compute (user's --keep), counts as opaque
+    kind     its level (in tvm mode: what TVM would say); a node that stays, or a pinned Compute (user's --keep),
+             counts as opaque
     succ     consumers, each once, in order; `label` the level of the edge to each
     extern   makes a graph output or a value captured by a subgraph
     flat     no reduction, and reads every value made here at its own point (or reads none)
@@ -83,7 +84,8 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
             node[i] = k.node
             reads = tuple(k.edges)
             pinned[i] = is_pinned(item, config.keep)
-            kind[i] = OPAQUE if pinned[i] else k.node.level
+            rank = kind_in_tvm(item, k.node, loads[item.out]) if node_edges else k.node
+            kind[i] = OPAQUE if pinned[i] else rank.level
             flat[i] = item.reduce is None and all(e is Kind.ELEMWISE for v, e in k.edges.items() if v in producer)
             dear[i] = item.reduce is None and dearest(item.body) >= EXPENSIVE
             for v, edge in k.edges.items():
