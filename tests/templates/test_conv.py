@@ -95,7 +95,7 @@ def test_nothing_outside_of_the_image_is_touched(
     s = Setting([window] * 2, [stride] * 2, [1, 1], [(pad, pad)] * 2)
     rng = np.random.default_rng(3)
     for n, size in ((shape[0], shape[2:]), (N, (H, W))):
-        kernel = s.kernel(n, shape[1], size, 20)
+        kernel = s.kernel(n, shape[1], size, 40)
         found = GEMM.propose(kernel, NATIVE)
         assert not isinstance(found, Refusal), found
         run = jit(Plan(kernel, found[0], GEMM), NATIVE)
