@@ -49,6 +49,7 @@ class Job:
             custom_op_libraries=self.custom_op_libraries,
             threads=self.threads,
             step=step,
+            lean=True,
         )
 
 

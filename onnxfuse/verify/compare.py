@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -33,6 +34,7 @@ from onnxfuse.config import VerifyConfig
 from onnxfuse.errors import UsageError
 from onnxfuse.verify import ort
 from onnxfuse.verify.inputs import InputSpec, Sample, samples, specs
+from onnxfuse.verify.mapped import Mapped, mapped_session
 
 Libraries = Sequence[str | os.PathLike[str]]
 
@@ -369,11 +371,12 @@ def compare_many(
     level: ort.Level = ort.Level.DISABLE,
     threads: int = 0,
     step: Callable[[str], None] | None = None,
+    lean: bool = False,
 ) -> tuple[Report, ...]:
     """`compare` once per entry of `libraries` (None = without ours), running the reference once for all.
 
     One session lives at a time (two for a moment when the reference has free dimensions), because models are large.
-    `step` hears what is about to be done.
+    `step` hears what is about to be done; `lean` leaves weights in the candidate's file where it can (see mapped.py).
     """
     config = config or VerifyConfig()
     step = step or _silent
@@ -392,7 +395,7 @@ def compare_many(
     def report(library: str | os.PathLike[str] | None, registered: Libraries) -> Report:
         """In a function, so that its session is gone before the next one is made."""
         step(f"loading {_called(library)}")
-        c = _load(candidate, registered, interface, level, threads)
+        c = _load(candidate, registered, interface, level, threads, lean and library is not None)
         runs = []
         for sample, results in pairs if c.session and not c.error else ():
             step(f"running {_called(library)} on {_inputs(sample)}")
@@ -457,6 +460,7 @@ class _Contender:
     session: onnxruntime.InferenceSession | None
     specs: tuple[InputSpec, ...] = ()
     error: str = ""
+    mapped: Mapped | None = None
 
 
 def _interface(sess: onnxruntime.InferenceSession) -> _Interface:
@@ -470,13 +474,20 @@ def _load(
     expected: _Interface,
     level: ort.Level,
     threads: int,
+    lean: bool = False,
 ) -> _Contender:
+    mapped = None
     try:
-        sess = ort.session(candidate, level=level, threads=threads, libraries=libraries)
+        if lean and isinstance(candidate, Path):
+            mapped = mapped_session(candidate, level=level, threads=threads, libraries=libraries)
+        if mapped is not None:
+            sess = mapped.session
+        else:
+            sess = ort.session(candidate, level=level, threads=threads, libraries=libraries)
     except UsageError as exc:
         return _Contender(None, error=f"{exc.what}: {exc.why}")
     found = _interface(sess)
-    return _Contender(sess, found.specs, _interface_difference(expected, found))
+    return _Contender(sess, found.specs, _interface_difference(expected, found), mapped)
 
 
 def _interface_difference(a: _Interface, b: _Interface) -> str:

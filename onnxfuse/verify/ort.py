@@ -111,6 +111,21 @@ def session(
 
     Raises UsageError when onnxruntime refuses the library or the model.
     """
+    made = options(level=level, threads=threads, libraries=libraries, profile=profile)
+    try:
+        return _create(source, made)
+    except ORT_ERRORS as exc:
+        raise UsageError("E_ORT_LOAD", f"onnxruntime refuses to load {describe(source)}", _text(exc)) from exc
+
+
+def options(
+    *,
+    level: Level = Level.DISABLE,
+    threads: int = 1,
+    libraries: Sequence[str | os.PathLike[str]] = (),
+    profile: str = "",
+) -> onnxruntime.SessionOptions:
+    """The options of `session`. Raises UsageError when onnxruntime refuses a library."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = level.ort
     options.intra_op_num_threads = threads
@@ -121,15 +136,12 @@ def session(
         options.profile_file_prefix = profile
     for library in libraries:
         try:
-            options.register_custom_ops_library(os.fspath(library))
+            options.register_custom_ops_library(os.path.abspath(library))  # the loader searches for bare names
         except ORT_ERRORS as exc:
             raise UsageError(
                 "E_LIBRARY", f"onnxruntime refuses the custom-op library {str(library)!r}", _text(exc)
             ) from exc
-    try:
-        return _create(source, options)
-    except ORT_ERRORS as exc:
-        raise UsageError("E_ORT_LOAD", f"onnxruntime refuses to load {describe(source)}", _text(exc)) from exc
+    return options
 
 
 def _create(source: Source, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
