@@ -35,7 +35,7 @@ from onnxfuse.ir.simplify import dim_expr, poly, simplify
 from onnxfuse.ir.types import Dim
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import epilogue_cost, expected, pointwise_seconds
-from onnxfuse.templates.microkernel import Strides, Tile, micro_kernel
+from onnxfuse.templates.microkernel import Operands, Strides, Tile, accumulate, micro_kernel
 from onnxfuse.templates.winograd_transform import (
     DATA,
     RESULT,
@@ -682,10 +682,43 @@ def _vector(build: Builder, env: Env, d: Design, x: Index, src: Reg, mask: Reg |
 
 
 def _emit_tiles(build: Builder, d: Design) -> list[Function]:
-    """Micro-kernels for 1 .. nv vectors of tiles; rows of products are `row` apart."""
-    home = Tile(d.mr, d.row // d.lanes, d.lanes, DType.F32)
+    """K.column.<nv>(u, v, m, panels) for 1 .. nv vectors of tiles: all panels times one column of V."""
+    home = Tile(d.mr, d.row // d.lanes, d.lanes, DType.F32)  # rows of products are `row` apart
     strides = Strides(1, d.mr, d.row)
-    return [micro_kernel(build, home, d.mr, nv, strides) for nv in range(1, d.nv + 1)]
+    single = d.depth == d.c.channels
+    out = []
+    for nv in range(1, d.nv + 1):
+        tile = None if single else micro_kernel(build, home, d.mr, nv, strides)
+        with build.function(f"column.{nv}", VOID, [PTR, PTR, PTR, I64]) as fn:
+            fn.linkage = "internal"
+            u, v, m, panels = fn.args
+            if tile is not None:
+                _deep_column(build, d, tile, u, v, m, panels)
+            else:
+                with build.loop(0, panels, name="i") as i:
+                    a = build.offset(u, build.mul(i, d.c.channels * d.mr), F32)
+                    x = Operands(a, 1, d.mr, v, d.row)
+                    sums = accumulate(build, home, (d.mr, nv), strides, x, d.c.channels)
+                    row = build.offset(m, build.mul(i, d.mr * d.row), F32)
+                    for k, total in enumerate(sums):
+                        build.store(total, build.offset(row, k // nv * d.row + k % nv * d.lanes, F32))
+        out.append(fn)
+    return out
+
+
+def _deep_column(build: Builder, d: Design, tile: Function, u: Reg, v: Reg, m: Reg, panels: Index) -> None:
+    """Many channels: in blocks whose part of V stays in the first level of cache."""
+    channels = d.c.channels
+    with build.loop(0, channels, d.depth, name="k") as k:
+        count = build.imin(build.sub(channels, k), d.depth)
+        first = _holds(build, "==", k, 0)
+        b = build.offset(v, build.mul(k, d.row), F32)
+        with build.loop(0, panels, name="i") as i:
+            row = build.add(build.mul(k, panels), build.mul(i, count))
+            a = build.offset(u, build.mul(row, d.mr), F32)
+            fixed = [build.i64(1), build.i64(d.mr), b, build.i64(d.row), build.i64(count)]
+            home = build.offset(m, build.mul(i, d.mr * d.row), F32)
+            build.ir.call(tile, [a, *fixed, home, first])
 
 
 def _products(
@@ -705,24 +738,8 @@ def _products(
             at = build.mul(done, d.lanes)
             for nv, tile in enumerate(tiles, 1):
                 with build.if_then(_holds(build, "==", width, nv)):
-                    column = (build.offset(vs, at, F32), build.offset(ms, at, F32))
-                    _column(build, d, tile, panels, us, *column)
+                    build.ir.call(tile, [us, build.offset(vs, at, F32), build.offset(ms, at, F32), build.i64(panels)])
             it.next = [build.i64(build.add(done, width))]
-
-
-def _column(build: Builder, d: Design, tile: Function, panels: Index, u: Reg, v: Reg, m: Reg) -> None:
-    """The products of some panels of features with a few vectors of tiles."""
-    channels = d.c.channels
-    with build.loop(0, channels, d.depth, name="k") as k:
-        count = build.imin(build.sub(channels, k), d.depth)
-        first = _holds(build, "==", k, 0)
-        b = build.offset(v, build.mul(k, d.row), F32)
-        with build.loop(0, panels, name="i") as i:
-            row = build.add(build.mul(k, panels), build.mul(i, count))
-            a = build.offset(u, build.mul(row, d.mr), F32)
-            fixed = [build.i64(1), build.i64(d.mr), b, build.i64(d.row), build.i64(count)]
-            home = build.offset(m, build.mul(i, d.mr * d.row), F32)
-            build.ir.call(tile, [a, *fixed, home, first])
 
 
 # ---- tasks ----
