@@ -176,3 +176,25 @@ def test_equal_names_of_dimensions_may_be_refused_but_never_read_past_an_end(tmp
     session = onnxfuse.InferenceSession(tmp_path / "out.onnx")
     with pytest.raises(Exception, match="needs d"):
         session.run(None, {"x": random(2, 3), "y": random(1, 3)})
+
+
+def test_a_node_that_stays_for_one_output_leaves_the_others_to_kernels(tmp_path: Path) -> None:
+    m = model("""g (float[2,3] x) => (float[2,3] y, bool[2,3] mask) { y, mask = Dropout(x) }""")
+    agrees(m, tmp_path, {"x": random(2, 3)})
+
+
+def test_the_condition_of_a_branch_stays_a_run_time_value(tmp_path: Path) -> None:
+    # Size is constant for us, not for onnxruntime; a constant condition would make it inline the branch that is not valid.
+    m = model("""g (int64[4] size) => (int64[P] y) {
+        rank = Size(size)
+        four = Constant<value_int=4>()
+        flat = Equal(rank, four)
+        zero = Constant<value_int=0>()
+        one = Constant<value_int=1>()
+        n = If (flat) <
+            then_branch = t () => (int64[1] a) { a = Constant<value_ints=[3]>() },
+            else_branch = e () => (int64 b) { b = Constant<value_int=3>() }>
+        r = Range(zero, n, one)
+        y = Neg(r)
+    }""")
+    agrees(m, tmp_path, {"size": np.arange(4)})

@@ -143,10 +143,25 @@ def _ordered(graph: Graph, calls: Mapping[int, Call], left: Sequence[Node], part
     for stay in (whole_nodes(left, parts, needed), tuple(dict.fromkeys(left))):
         place = {v: k for k, n in enumerate(graph.nodes) for v in n.results}
         both = sorted([*custom, *stay], key=lambda n: min((place.get(v, 0) for v in n.results), default=0))
-        ordered = topological(both, sources)
+        ordered = topological(_once(both, custom), sources)
         if ordered is not None:
             return _uniquely_named(ordered)
     raise IRError("IR_EMIT", "the optimized graph has a cycle", f"{len(custom)} groups, {len(left)} nodes beside them")
+
+
+def _once(nodes: Sequence[Node], custom: Sequence[Node]) -> list[Node]:
+    """A node that stays for one of its outputs gives the others, which a kernel makes, names nobody reads."""
+    ours = {v for n in custom for v in n.results}
+    taken = {v.name for n in nodes for v in n.results}
+
+    def spare(v: Value | None) -> Value | None:
+        return Value(fresh_name(f"{v.name}.unused", taken), v.type) if v in ours and v is not None else v
+
+    out = []
+    for n in nodes:
+        double = n.op.domain != DOMAIN and any(v in ours for v in n.results)
+        out.append(replace(n, outputs=tuple(spare(v) for v in n.outputs)) if double else n)
+    return out
 
 
 def _custom(call: Call) -> Node:

@@ -35,17 +35,18 @@ def fold(graph: Graph, facts: Facts, growth: int, evaluate: Evaluate) -> tuple[G
     consts: dict[Value, Constant] = dict(graph.consts)
     uses = {v: len(readers) for v, readers in graph.uses().items()}
     outputs = set(graph.outputs)
+    steering = _steering(graph)
     swap: dict[Value, Value] = {}
     kept: list[Node] = []
     notes: list[Note] = []
     for node in graph.nodes:
         node = _reading(node, swap)
-        inputs = _constant_inputs(node, consts)
+        inputs = None if steering & set(node.results) else _constant_inputs(node, consts)
         if inputs is not None and _traps(node, inputs, consts):
             notes.append(Note(node.name, "FOLD_DIVISOR", f"{node.op}: integer division by zero, or MIN / -1"))
             kept.append(node)
             continue
-        made = _from_facts(node, facts)
+        made = None if steering & set(node.results) else _from_facts(node, facts)
         if made is None:
             if inputs is None:
                 kept.append(node)
@@ -65,6 +66,20 @@ def fold(graph: Graph, facts: Facts, growth: int, evaluate: Evaluate) -> tuple[G
         return graph, notes
     final = tuple(swap.get(v, v) for v in graph.outputs)
     return replace(graph, nodes=tuple(kept), consts=consts, outputs=final), notes
+
+
+def _steering(graph: Graph) -> set[Value]:
+    """Conditions of nodes with bodies, and everything they are computed from.
+
+    A condition that becomes constant makes the runtime inline the branch it takes, and refuse the model where types that
+    were never looked at do not fit. What the original leaves to run time stays there.
+    """
+    bodies = (n for n in graph.nodes if any(isinstance(a, Foreign) for a in n.attrs.values()))
+    found = {v for n in bodies for v in n.inputs if v is not None and (v.type is None or v.type.dtype is DType.BOOL)}
+    for node in reversed(graph.nodes):
+        if found & set(node.results):
+            found.update(node.reads)
+    return found
 
 
 def _reading(node: Node, swap: Mapping[Value, Value]) -> Node:
