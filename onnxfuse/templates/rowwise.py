@@ -40,6 +40,7 @@ from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import (
     Apply,
     Expr,
+    Lit,
     Load,
     acc,
     apply,
@@ -63,6 +64,7 @@ from onnxfuse.ir.types import Dim, TensorType, tensor
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import expected
 
+MAX_SEGMENTS = 6  # pieces of code for one vector loop
 MAX_TASKS = 64  # enough to balance any core count we meet
 GRAIN = 1 << 19  # bytes moved, or as much arithmetic, worth a task: about 20 us
 BLOCK = 8192  # elements of the vector axis in one unit
@@ -830,13 +832,17 @@ def _unit(build: Builder, env: Env, spec: _Spec, digits: Sequence[Reg]) -> None:
         low = build.mul(digits[-1], BLOCK)
         high = build.imin(build.add(low, BLOCK), extent)
 
-    def body(envs: list[Env], _part: int, accs: list[Reg]) -> list[Reg]:
-        _plain_stages(build, envs, spec.nest.stages)
+    def body(envs: list[Env], _part: int, accs: list[Reg], stages: tuple[Step, ...] = spec.nest.stages) -> list[Reg]:
+        _plain_stages(build, envs, stages)
         return accs
 
     if spec.tile is None:
-        wide = _wide(spec.nest.stages, spec.axis) and not any(s.reduce for s in spec.nest.stages)
-        _sweep(build, here, spec, spec.axis, low, high, spec.unroll, [], body, wide)
+        static = isinstance(low, int) and isinstance(high, int)
+        cuts = _segments(spec.nest.stages, spec.axis) if static else [_Segment(low, high, spec.nest.stages)]
+        for cut in cuts:
+            wide = _wide(cut.stages, spec.axis) and not any(s.reduce for s in cut.stages)
+            work = partial(body, stages=cut.stages)
+            _sweep(build, here, spec, spec.axis, cut.low, cut.high, spec.unroll, [], work, wide)
         return
     width = _tile_width(spec)
     across = spec.tile.axis
@@ -876,6 +882,67 @@ def _transposed(build: Builder, env: Env, spec: _Spec, tile: Tile) -> None:
     _plain_stages(build, envs, spec.nest.stages)
 
 
+# ---- joints ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A stretch of the vector axis and the stages with what its comparisons come to there."""
+
+    low: Index
+    high: Index
+    stages: tuple[Step, ...]
+
+
+def _segments(stages: tuple[Step, ...], axis: Axis) -> list[_Segment]:
+    """The vector axis cut where a comparison with a constant changes: the parts of a Concat, the edges of a Pad.
+
+    No lane is then evaluated for parts it does not lie in. Too many cuts would make much code: then there are none.
+    """
+    assert isinstance(axis.extent, int)
+    todo = [(0, axis.extent, stages)]
+    out: list[tuple[int, int, tuple[Step, ...]]] = []
+    while todo and len(todo) + len(out) <= MAX_SEGMENTS:
+        start, stop, here = todo.pop()
+        turn = _turning_point(here, axis)
+        if turn is None:
+            out.append((start, stop, here))
+            continue
+        test, point = turn
+        point = min(max(point, start), stop)
+        for low, high in ((start, point), (point, stop)):
+            if low < high:
+                todo.append((low, high, tuple(_decided(s, test, axis, low) for s in here)))
+    cuts = [(0, axis.extent, stages)] if todo else sorted(out, key=lambda g: g[0])
+    return [_Segment(*g) for g in cuts]
+
+
+def _turning_point(stages: tuple[Step, ...], axis: Axis) -> tuple[Apply, int] | None:
+    """A comparison that depends on the vector axis alone, and where it turns."""
+    v = var(axis)
+    for e in walk(*(r for s in stages for r in _nest_roots(s))):
+        if not isinstance(e, Apply) or e.prim.name not in ("lt", "le") or e.args[0].dtype is not DType.I64:
+            continue
+        split = affine(simplify(e.args[1] - e.args[0]), v)  # lt: turns where rest + step * v passes 0
+        rest, step = (None, None) if split is None else (as_dim(split[0]), as_dim(split[1]))
+        if not isinstance(rest, int) or step not in (1, -1):
+            continue
+        # The first point where it holds (step 1) or no longer does (step -1); lt is b - a > 0, le is b - a >= 0.
+        above = 1 if e.prim.name == "lt" else 0
+        point = above - rest if step == 1 else rest - above + 1
+        return e, point
+    return None
+
+
+def _decided(stage: Step, test: Apply, axis: Axis, at: int) -> Step:
+    """The stage where `test` has the value it has at one point."""
+    v = var(axis)
+    difference = simplify(substitute(test.args[1] - test.args[0], {v: i64(at)}))
+    assert isinstance(difference, Lit)
+    holds = difference.value > 0 if test.prim.name == "lt" else difference.value >= 0
+    return _map_stage(stage, partial(substitute, mapping={test: lit(bool(holds), DType.BOOL)}), lambda _: True)
+
+
 # ---- vector loops ----
 
 # body(envs, part, accs): one env per vector; part 0 = the unrolled loop, 1 = single vectors and masked tail,
@@ -897,8 +964,10 @@ def _sweep(
 ) -> list[Reg]:
     """Run `axis` from low to high by vectors, `unroll` of them a turn (`wide`: as one); returns the carried values."""
     n, u = spec.lanes, unroll
-    whole = isinstance(axis.extent, int) and axis.extent % n == 0  # blocks are multiples of every vector width
     size = build.sub(high, low)
+    # Blocks are multiples of every vector width.
+    known = size if isinstance(size, int) else axis.extent
+    whole = isinstance(known, int) and known % n == 0
     accs = init
     at: Index = low
 

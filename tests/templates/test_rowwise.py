@@ -147,6 +147,35 @@ def test_guarded_loads_never_leave_the_tensor(target, rng):
 
 
 @pytest.mark.parametrize("target", MACHINES)
+def test_loops_are_cut_at_the_joints_of_their_parts(target, rng):
+    sizes = (13, 32, 1, 20)
+    parts, n = [t(f"x{k}", 3, size) for k, size in enumerate(sizes)], sum(sizes)
+    i, j = axes(3, n)
+    body, start = None, n
+    for part, size in zip(reversed(parts), reversed(sizes), strict=True):
+        start -= size
+        value = at(part, var(i), var(j) - start)
+        body = value if body is None else where(apply("lt", var(j), i64(start + size)), value, body)
+    k = pointwise(parts, t("y", 3, n), [i, j], body)
+    agree(k, target, [f32(rng, 3, size) for size in sizes])
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_edges_of_every_kind_of_comparison(target, rng):
+    x, (i, j) = t("x", 3, 40), axes(3, 47)
+    a = var(j)
+    mirrored = where(apply("lt", a - 3, i64(0)), 3 - a, a - 3)
+    mirrored = where(apply("le", i64(40), mirrored), 78 - mirrored, mirrored)
+    tests = [
+        apply("lt", i64(5), a), apply("le", a, i64(46)), apply("lt", 30 - a, i64(4)), apply("le", i64(50), a),
+        apply("and", apply("le", i64(2), a), apply("lt", a, i64(9))), apply("lt", a, var(i) * 9),
+    ]  # fmt: skip
+    for test in tests:
+        body = where(test, at(x, var(i), mirrored), at(x, var(i), i64(0)) * 2.0)
+        agree(pointwise([x], t("y", 3, 47), [i, j], body), target, [f32(rng, 3, 40)])
+
+
+@pytest.mark.parametrize("target", MACHINES)
 def test_gathered_rows_with_index_tensor(target, rng):
     x, ids, y = t("x", 9, 21), t("ids", 6, dtype=DType.I64), t("y", 6, 21)
     ax = axes(6, 21)
