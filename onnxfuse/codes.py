@@ -195,6 +195,7 @@ CODES: tuple[Code, ...] = (
     Code("WINOGRAD_FORM", "plan", "not a plain two-dimensional convolution of one group"),
     Code("WINOGRAD_WINDOW", "plan", "the window is not 3 x 3"),
     Code("WINOGRAD_WEIGHT", "plan", "the weights are no constant"),
+    Code("WINOGRAD_MEMORY", "plan", "transformed weights would take too much memory"),
     Code("WINOGRAD_STEPS", "plan", "strides or dilations other than 1, or wide padding"),
     Code("WINOGRAD_GUARD", "plan", "the padding is not that of the source"),
     Code("WINOGRAD_LANES", "plan", "the vectors of the target do not fit the tile"),

@@ -47,6 +47,7 @@ from onnxfuse.templates.winograd_transform import (
 )
 
 MAX_PAD = 2
+MAX_PACKED = 64 << 20  # bytes: they are four times the weights, and live beside them
 MAX_TASKS = 8  # every task has a slice of scratch of its own: more of them would not fit into the caches
 TASK_WORK = 1 << 20  # products worth a task: about 25 us
 SPREAD = 4  # units wanted before features are split for the sake of parallelism
@@ -170,6 +171,10 @@ class Design:
         return self.panels * self.mr * self.c.channels
 
     @property
+    def packed_bytes(self) -> int:
+        return self.points * self.u_size * 4
+
+    @property
     def own_size(self) -> int:
         """Scratch of a task besides V."""
         return -(-(self.m_size + self.m * self.line) // 16) * 16
@@ -189,19 +194,22 @@ class Winograd:
         if lanes < 4:
             return Refusal("WINOGRAD_LANES", f"vectors of {lanes}")
         found = []
-        for m in (4, 2):
-            d = _design(c, m, target)
+        for d in (_design(c, m, target) for m in (4, 2)):
+            if d.packed_bytes > MAX_PACKED:
+                continue
             found.append(
                 Schedule(
                     self.name,
                     lanes=lanes,
                     vector=c.x.name,
-                    tile=(m, d.mr, d.nv, d.block, d.group),
+                    tile=(d.m, d.mr, d.nv, d.block, d.group),
                     pack=("weight",),
                     grain=TASK_WORK,
                     cost=_cost(d, target),
                 )
             )
+        if not found:
+            return Refusal("WINOGRAD_MEMORY", f"transformed weights take more than {MAX_PACKED >> 20} MiB")
         return sorted(found, key=lambda s: s.cost)
 
     def emit(self, build: Builder, kernel: Kernel, schedule: Schedule, target: Target) -> Emitted:
@@ -237,8 +245,10 @@ def conv(kernel: Kernel) -> Conv | Refusal:
     if factors is None:
         return Refusal("WINOGRAD_FORM", "the summed expression is not a product of two bare loads")
     x = unit_axis(parts.stores[0])
+    if x is None:
+        return Refusal("WINOGRAD_FORM", "the output has no unit stride axis")
     for source, weight in (factors, factors[::-1]):
-        if weight.source in kernel.consts and source.source not in kernel.consts and x is not None:
+        if weight.source in kernel.consts and source.source not in kernel.consts:
             return _assign(parts, source, weight, guards, x)
     return Refusal("WINOGRAD_WEIGHT", "the weights are no constant")
 
@@ -281,6 +291,8 @@ def _assign(parts: Parts, source: Load, weight: Load, guards: list[Expr], x: Axi
     if set(parts.k) != {a for a in (c, ky, kx) if a is not None} or f in parts.k or (f is None and shape[0] != 1):
         return form
     n = _axis(source.index[0])
+    if n is not None and (n is f or n not in parts.outer):
+        return form
     if not _is(source.index[0], n) or not _is(source.index[1], c) or (n is None and source.source.tensor.shape[0] != 1):
         return form
     if source.source.tensor.shape[1] != shape[1]:
@@ -443,7 +455,7 @@ def _emit_pack(build: Builder, kernel: Kernel, d: Design) -> None:
     """
     c = d.c
     with build.function("packed_bytes", I64, []):
-        build.ret(d.points * d.u_size * 4)
+        build.ret(d.packed_bytes)
     with build.function("pack", VOID, [PTR, PTR]) as fn:
         bufs, packed = fn.args
         at = kernel.inputs.index(c.weight.source)

@@ -178,6 +178,7 @@ def test_a_pixel_reaches_the_tiles_around_it_only() -> None:
         ("WINOGRAD_FORM", Setting([3, 3], [1, 1], [1, 1], ONE, 2).kernel(N, 8, [H, W], 8)),
         ("WINOGRAD_FORM", Setting([3, 3], [1, 1], [1, 1], ONE, 8).kernel(N, 8, [H, W], 8)),
         ("WINOGRAD_FORM", Setting([3], [1], [1], [(1, 1)]).kernel(N, 8, [W], 8)),
+        ("WINOGRAD_MEMORY", setting().kernel(N, 2048, [H, W], 2048)),
         ("WINOGRAD_WEIGHT", setting().kernel(N, 8, [H, W], 8, const=False)),
         ("WINOGRAD_FORM", setting().kernel(N, 8, [H, W], 8, prologue=lambda x: apply("max", x, 0.0))),
     ],
