@@ -282,13 +282,29 @@ def causes(mine: Ours, theirs: Theirs, common: set[str]) -> list[Cause]:
         elif kind != found[at[v]]["kind"]:
             a, b = NAMES[kind], NAMES[found[at[v]]["kind"]]
             out.append(Cause("kind", v, f"{op} {a}, TVM's {functions[0]} {b}", kind_reason(mine.compute.get(v), a, b)))
-        mine_read = mine.reads[v] & common
-        if mine_read != reads[v] & common:
-            more, less = sorted(mine_read - reads[v]), sorted((reads[v] & common) - mine_read)
+        here, there = seen_through(mine.reads, v, common), seen_through(reads, v, common)
+        if here != there:
+            more, less = sorted(here - there), sorted(there - here)
             out.append(Cause("reads", v, f"{op} reads {more} here, {less} in TVM", ""))
     leaves = {found[r]["value"] for k in theirs["exits"] for r in (k, *found[k]["reads"])}
     for v in sorted((leaves ^ mine.outputs) & common):
         out.append(Cause("reads", v, f"{mine.op[v]} is an output on one side only", ""))
+    return out
+
+
+def seen_through(reads: Mapping[str, frozenset[str]], value: str, common: set[str]) -> set[str]:
+    """What `value` reads, looking through values that only one side makes."""
+    out: set[str] = set()
+    pending, seen = list(reads[value]), set[str]()
+    while pending:
+        r = pending.pop()
+        if r in seen:
+            continue
+        seen.add(r)
+        if r in common:
+            out.add(r)
+        else:
+            pending.extend(reads[r])
     return out
 
 

@@ -126,9 +126,8 @@ def wanted(args: argparse.Namespace) -> Iterator[tuple[str, Path | onnx.ModelPro
 def atomic(model: Path | onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
     """The model after atomize, with fixed shapes, and floating-point weights as inputs."""
     hook = Trace(stop_after="atomize")
-    config = Config(overwrite_input_shape=dict(shapes))
     with contextlib.suppress(Stopped):
-        optimize(model, config, hook)
+        optimize(fixed(model, shapes) if shapes else model, Config(), hook)
     source, atomized = hook.result("read"), hook.result("atomize")
     assert isinstance(source, Source)
     assert isinstance(atomized, Atomized)
@@ -145,6 +144,17 @@ def atomic(model: Path | onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
             out.graph.input.append(onnx.helper.make_tensor_value_info(name, int(t.dtype), dims))
         else:
             out.graph.initializer.append(initializer(name, t))
+    return out
+
+
+def fixed(model: Path | onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
+    """A copy with the shapes of its inputs written in (also where one symbol stands for two sizes)."""
+    out = onnx.ModelProto()
+    out.CopyFrom(onnx.load(model) if isinstance(model, Path) else model)
+    for info in out.graph.input:
+        dims = info.type.tensor_type.shape.dim
+        for dim, size in zip(dims, shapes.get(info.name, ()), strict=False):
+            dim.dim_value = size
     return out
 
 
