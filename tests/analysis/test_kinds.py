@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxfuse.analysis.kinds import Kinds, kinds
+from onnxfuse.analysis.kinds import Kinds, kind_in_tvm, kinds
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, acc, apply, cast, i64, lit, load, sym, var, where
 from onnxfuse.ir.graph import Node, Value
@@ -139,3 +139,31 @@ def test_a_finish_does_not_change_the_kind_but_its_reads_are_edges() -> None:
     found = of((I,), x(i, r), (R,), "add", acc(F32) / 4.0 + at("b", (6,), i))
     assert found.node is Kind.REDUCE
     assert edges(found) == {"x": Kind.REDUCE, "b": Kind.REDUCE}
+
+
+IDS = Value("ids", tensor(DType.I64, (6,)))
+IN_TVM = [
+    ("mean", (I,), x(i, r), (R,), acc(F32) / 4.0, Kind.ANCHOR),
+    ("sum", (I,), x(i, r), (R,), None, Kind.REDUCE),
+    ("gather", (I, J), at("table", (100, 8), load(IDS, (i,), DType.I64), j), (), None, Kind.OPAQUE),
+    ("slice from 0", (I, J), at("a", (9, 8), i, j), (), None, Kind.ELEMWISE),
+    ("first row", (one, J), at("a", (9, 8), i64(0), j), (), None, Kind.ELEMWISE),
+    ("second row", (one, J), at("a", (9, 8), i64(1), j), (), None, Kind.INJECTIVE),
+    ("slice from 1", (I, J), at("a", (9, 8), i + 1, j), (), None, Kind.INJECTIVE),
+    ("pad at the end", (I, J), where(i < 4, at("a", (4, 8), i, j), lit(0.0, F32)), (), None, Kind.ELEMWISE),
+    ("transpose", (I, J), at("a", (8, 6), j, i), (), None, Kind.INJECTIVE),
+    ("bias add", (I, J), at("a", (6, 8), i, j) + at("b", (8,), j), (), None, Kind.ELEMWISE),
+    ("two broadcasts", (I, J), at("a", (6, 1), i, i64(0)) + at("b", (8,), j), (), None, Kind.BROADCAST),
+]
+
+
+@pytest.mark.parametrize(
+    ("axes", "body", "over", "finish", "kind"), [row[1:] for row in IN_TVM], ids=[row[0] for row in IN_TVM]
+)
+def test_what_tvm_says(
+    axes: tuple[Axis, ...], body: Expr, over: tuple[Axis, ...], finish: Expr | None, kind: Kind
+) -> None:
+    out = Value("out", tensor(F32, tuple(a.extent for a in axes)))
+    reduce = Reduce(over, PRIMS["add"], lit(0.0, F32), F32, finish) if over else None
+    c = Compute(out, axes, body, Node(TEST_OP, (), (out,), {}, "n", ("n",)), reduce)
+    assert kind_in_tvm(c, kinds(c).node, c.loads) is kind

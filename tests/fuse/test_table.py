@@ -1,4 +1,8 @@
-"""The situations of FUSION.md 1.7 (stage A), with real index maps; rows about tuples and packed calls do not apply."""
+"""The situations of FUSION.md 1.7 (stage A), with real index maps.
+
+Not here: 11 and 12 (softmax and layer norm as one function; ours are several), 13 and 29 (functions, branches: never
+entered), 14, 20 to 23 (calls, casts, arguments and packed parameters ONNX does not have).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,11 @@ import pytest
 
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse import fuse
+from onnxfuse.ir.expr import lit, sym, var, where
+from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import LoopGraph
-from tests.fuse.dsl import EDGES, TVM, Build, split
+from onnxfuse.ir.simplify import simplify
+from tests.fuse.dsl import EDGES, F32, TVM, Build, at, axes_for, split
 
 
 def row_1() -> LoopGraph:
@@ -33,6 +40,30 @@ def row_3() -> LoopGraph:
     return g.outputs(g.E("add", g.concat("concat", g.I("up", p), g.input("y"))))
 
 
+def row_4() -> LoopGraph:
+    g = Build()
+    return g.outputs(g.I("up", g.pool("pool", g.input("x"))))
+
+
+def part(g: Build, name: str, x: Value, k: int) -> Value:
+    """One of several outputs of a split into rows of 4: for us each is a Compute of its own."""
+    axes = axes_for((4, *x.tensor.shape[1:]))
+    return g.add(name, axes, at(x, (simplify(var(axes[0]) + 4 * k), *(var(a) for a in axes[1:]))))
+
+
+def row_5() -> LoopGraph:
+    g = Build((12, 8))
+    x = g.C("dense", g.input("x"))
+    a, b, c = (part(g, f"get{k}", x, k) for k in range(3))
+    m = g.pointwise("mul", "mul", g.E("sigmoid", a), g.E("tanh", b))
+    return g.outputs(g.E("add", m, g.E("exp", c)))
+
+
+def row_6() -> LoopGraph:
+    g = Build()
+    return g.outputs(g.C("dense", part(g, "get0", g.input("x"), 0)))
+
+
 def row_7() -> LoopGraph:
     g = Build()
     sq = g.I("squeeze0", g.input("x"))
@@ -41,6 +72,18 @@ def row_7() -> LoopGraph:
     c = g.E("add4", sq)
     cat = g.concat("concat", g.concat("concat0", a, b), c)
     return g.outputs(g.E("add5", g.I("squeeze2", cat)))
+
+
+def row_8() -> LoopGraph:
+    g = Build()
+    x = g.input("x")
+    parts = []
+    for k in "abc":
+        one, two, three = (g.E(f"{k}{i}", x) for i in range(3))
+        parts.append(g.E(f"{k}3", g.concat(f"{k}c2", g.concat(f"{k}c1", one, two), three)))
+    last = g.concat("last", g.concat("both", parts[0], parts[1]), parts[2])
+    add1 = g.E("add1", g.pool("pool", last))
+    return g.outputs(add1, g.E("add2", add1))
 
 
 def row_9() -> LoopGraph:
@@ -71,6 +114,30 @@ def row_16() -> LoopGraph:
     return g.outputs(g.E("add2", a, g.reshape("reshape1", mm, (8, 8))))
 
 
+def row_17() -> LoopGraph:
+    g = Build()
+    x = g.input("x")
+    g.E("relu", g.E("add", g.C("matmul", x, g.I("transpose", g.input("w")))))
+    return g.outputs(g.E("add1", g.C("matmul1", x)))
+
+
+def row_18() -> LoopGraph:
+    g = Build((sym("N"), sym("M")))
+    e = g.E("exp", g.E("add", g.input("x"), g.input("c", ())))
+    axes = axes_for((1, sym("N"), sym("M")))
+    return g.outputs(g.add("unsqueeze", axes, at(e, (var(axes[1]), var(axes[2])))))
+
+
+def row_19() -> LoopGraph:
+    g = Build((sym("N"), sym("N")))
+    axes = axes_for(g.shape)
+    full = g.add("full", axes, lit(1.0, F32))
+    axes = axes_for(g.shape)
+    here = (var(axes[0]), var(axes[1]))
+    trilu = g.add("trilu", axes, where(here[1] <= here[0], at(full, here), lit(0.0, F32)))
+    return g.outputs(g.B("broadcast", trilu, (2, *g.shape)))
+
+
 def row_24() -> LoopGraph:
     g = Build()
     x = g.input("x")
@@ -97,6 +164,12 @@ def row_26() -> LoopGraph:
     g = Build()
     x = g.input("x")
     return g.outputs(g.I("take", g.concat("concat", x, x)))
+
+
+def row_27() -> LoopGraph:
+    g = Build(())
+    a, b = g.input("a"), g.input("b")
+    return g.outputs(g.pointwise("min", "min", g.E("less", a, b), b))
 
 
 def row_30() -> LoopGraph:
@@ -291,12 +364,20 @@ TABLE: list[tuple[Callable[[], LoopGraph], str]] = [
     (row_1, "add+exp+squeeze"),
     (row_2, "add0 | conv1+add1+add2 | conv2+add3 | conv3"),
     (row_3, "pool | up+concat+add"),
+    (row_4, "pool | up"),
+    (row_5, "dense | get0+get1+get2+sigmoid+tanh+mul+exp+add"),
+    (row_6, "get0 | dense"),
     (row_7, "squeeze0+add1+squeeze1+add2+add3+add4+concat0+concat+squeeze2+add5"),
+    (row_8, "a0+a1+a2+ac1+ac2+a3+b0+b1+b2+bc1+bc2+b3+c0+c1+c2+cc1+cc2+c3+both+last | pool+add1 | add2"),
     (row_9, "conv1+relu1 | conv2+relu2 | cat1 | conv3+relu3 | conv4+relu4 | cat2"),
     (row_10, "add+squeeze+t1+t2+shift"),
     (row_15, "a | b"),
     (row_16, "transpose | matmul+add1 | conv+add+add2 | reshape | reshape1"),
+    (row_17, "matmul1+add1"),
+    (row_18, "add+exp+unsqueeze"),
+    (row_19, "full+trilu+broadcast"),
     (row_26, "concat+take"),
+    (row_27, "less+min"),
     (row_30, "a | b | c"),
     (row_31, "a+b | c"),
     (row_32, "a | m | b+c"),
