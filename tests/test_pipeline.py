@@ -184,7 +184,7 @@ def test_a_node_that_stays_for_one_output_leaves_the_others_to_kernels(tmp_path:
 
 
 def test_the_condition_of_a_branch_stays_a_run_time_value(tmp_path: Path) -> None:
-    # Size is constant for us, not for onnxruntime; a constant condition would make it inline the branch that is not valid.
+    # Size is constant for us, not for onnxruntime; a constant condition would make it inline the invalid branch.
     m = model("""g (int64[4] size) => (int64[P] y) {
         rank = Size(size)
         four = Constant<value_int=4>()
@@ -198,3 +198,23 @@ def test_the_condition_of_a_branch_stays_a_run_time_value(tmp_path: Path) -> Non
         y = Neg(r)
     }""")
     agrees(m, tmp_path, {"size": np.arange(4)})
+
+
+def test_folded_weights_are_still_read_from_the_input_and_it_cannot_be_the_output(tmp_path):
+    rng = np.random.default_rng(0)
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,64,4,4] x) => (float[1,64,2,2] y)
+              { c = Conv(x, w) y = BatchNormalization(c, s, s, s, s) }"""
+    proto = onnx.parser.parse_model(text)
+    for name, shape in (("w", (64, 64, 3, 3)), ("s", (64,))):
+        array = rng.uniform(0.5, 1, shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    bundle = onnxfuse.optimize(path)
+    with pytest.raises(onnxfuse.UsageError, match="E_SAME_FILE"):
+        bundle.save(path)
+    bundle.save(tmp_path / "o.onnx")
+    path.write_bytes(b"")
+    with pytest.raises(onnxfuse.UsageError, match="E_EXTERNAL_SIZE"):
+        bundle.save(tmp_path / "p.onnx")
+    assert not (tmp_path / "p.onnx").exists()

@@ -30,7 +30,7 @@ import onnx_ir
 from onnxfuse.emit.model import Emission, initializer
 from onnxfuse.errors import UsageError
 from onnxfuse.frontend.load import copy_fields
-from onnxfuse.frontend.protos import raw_bytes
+from onnxfuse.frontend.protos import files_of, raw_bytes
 from onnxfuse.frontend.wire import varint
 
 LIBRARY_SUFFIX = ".so"
@@ -247,7 +247,7 @@ def _digest_of(path: Path) -> str:
 
 def _used_by(emission: Emission) -> set[Path]:
     """Files the input's tensors lie in: they belong to the user."""
-    return {Path(t.path) for t in emission.tensors.values() if isinstance(t, onnx_ir.ExternalTensor)}
+    return {file for t in emission.tensors.values() for file in files_of(t)}
 
 
 def _data_files_of(path: Path) -> set[Path]:

@@ -19,7 +19,7 @@ from onnxfuse.emit.functions import DOMAIN, Parts, function_proto, node_proto, w
 from onnxfuse.errors import IRError
 from onnxfuse.frontend.atomize import Atomized
 from onnxfuse.frontend.load import copy_fields
-from onnxfuse.frontend.protos import SparseConst, TensorConst, raw_bytes
+from onnxfuse.frontend.protos import ScaledConst, SparseConst, TensorConst, raw_bytes
 from onnxfuse.frontend.read import Source
 from onnxfuse.frontend.validate import check, skeleton
 from onnxfuse.ir.expr import Sym
@@ -228,11 +228,20 @@ def _fill_graph(new: onnx.GraphProto, old: onnx.GraphProto, graph: Graph, nodes:
             sparse.CopyFrom(const.sparse)
             sparse.values.name = v.name
         else:
-            tensors[v.name] = const.tensor if isinstance(const, TensorConst) else onnx_ir.tensor(const.numpy())
+            tensors[v.name] = _tensor(v, const)
     _value_info(new, nodes, graph)
     names = {*tensors, *(i.name for i in new.input), *(name for n in new.node for name in n.output)}
     new.quantization_annotation.extend(a for a in old.quantization_annotation if a.tensor_name in names)
     return tensors
+
+
+def _tensor(v: Value, const: Constant) -> onnx_ir.TensorProtocol:
+    """What was read as it was read; what is computed when it is written."""
+    if isinstance(const, TensorConst):
+        return const.tensor
+    if isinstance(const, ScaledConst):
+        return const.tensor(v.name, [d for d in v.tensor.shape if isinstance(d, int)])
+    return onnx_ir.tensor(const.numpy())
 
 
 def _value_info(new: onnx.GraphProto, nodes: Sequence[Node], graph: Graph) -> None:

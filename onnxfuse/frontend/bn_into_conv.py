@@ -3,8 +3,9 @@
     BN(conv(x, W) + b) = conv(x, W * s) + ((b - mean) * s + beta),   s = scale / sqrt(var + epsilon)
 
 Only when the op's result has this one reader, and weights, bias and statistics are constants. The new weights are
-computed in f64 and rounded once, under a new name: shared weights stay as they are for their other readers. This
-re-associates (last-bit differences), so it is a pass with a name that can be skipped. Refusals leave a note.
+computed in f64 and rounded once, whenever they are read, so that they cost no memory; their name is new: shared weights
+stay as they are for their other readers. This re-associates (last-bit differences), so it is a pass with a name that
+can be skipped. Refusals leave a note.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxfuse.frontend.noop import in_training
+from onnxfuse.frontend.protos import ScaledConst
 from onnxfuse.frontend.rewrite import Note, taken_names
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.graph import ArrayConst, Attrs, Constant, Graph, Node, Value, fresh_name
-from onnxfuse.ir.types import tensor
+from onnxfuse.ir.types import Dim, tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """Scaled weights and bias, in f64, and the attributes the op then has."""
+    """Factors of the weights (they broadcast) and the new bias, in f64, and the attributes the op then has."""
 
-    weight: np.ndarray
+    factor: np.ndarray
     bias: np.ndarray
     attrs: Attrs
 
@@ -92,8 +94,17 @@ def _fold(bn: Node, conv: Node, graph: Graph) -> _Fold | None:
         return None
     dtype = weight.tensor.dtype.numpy
     with np.errstate(all="ignore"):
-        finite = all(bool(np.isfinite(a.astype(dtype)).all()) for a in (found.weight, found.bias))
+        largest = _largest(graph.consts[weight].numpy(), found.factor) * np.abs(found.factor)
+        finite = all(bool(np.isfinite(a.astype(dtype)).all()) for a in (largest, found.bias))
     return found if finite else None
+
+
+def _largest(weight: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """Largest magnitude among the weights of each factor: rounding is monotone, so the others are finite with it."""
+    axes = tuple(k for k, n in enumerate(factor.shape) if n == 1)
+    above = np.max(weight, axis=axes, keepdims=True, initial=0).astype(np.float64)
+    below = np.min(weight, axis=axes, keepdims=True, initial=0).astype(np.float64)
+    return np.asarray(np.maximum(above, -below))
 
 
 def _rebuilt(conv: Node, bn: Node, f: _Fold, consts: dict[Value, Constant], taken: set[str]) -> Node:
@@ -103,10 +114,14 @@ def _rebuilt(conv: Node, bn: Node, f: _Fold, consts: dict[Value, Constant], take
     dtype = old.tensor.dtype
     bias = conv.inputs[2] if len(conv.inputs) > 2 else None
     names = (f"{old.name}.bn", f"{old.name}.bn_bias" if bias is None else f"{bias.name}.bn")
+    new: tuple[tuple[Constant, tuple[Dim, ...]], ...] = (
+        (ScaledConst(consts[old], f.factor, dtype.numpy), old.tensor.shape),
+        (ArrayConst(f.bias.astype(dtype.numpy)), f.bias.shape),
+    )
     made = []
-    for name, array in zip(names, (f.weight, f.bias), strict=True):
-        value = Value(fresh_name(name, taken), tensor(dtype, array.shape))
-        consts[value] = ArrayConst(array.astype(dtype.numpy))
+    for name, (const, shape) in zip(names, new, strict=True):
+        value = Value(fresh_name(name, taken), tensor(dtype, shape))
+        consts[value] = const
         made.append(value)
     same = f.attrs is conv.attrs
     return replace(
@@ -119,6 +134,11 @@ def _rebuilt(conv: Node, bn: Node, f: _Fold, consts: dict[Value, Constant], take
     )
 
 
+def _shape(weight: Value) -> tuple[int, ...]:
+    """Dimensions of a constant, which are all known."""
+    return tuple(int(d) for d in weight.tensor.shape if isinstance(d, int))
+
+
 def _bias(conv: Node, consts: Mapping[Value, Constant], channels: int) -> np.ndarray:
     bias = conv.inputs[2] if len(conv.inputs) > 2 else None
     return np.zeros(channels) if bias is None else _array(bias, consts)
@@ -127,11 +147,11 @@ def _bias(conv: Node, consts: Mapping[Value, Constant], channels: int) -> np.nda
 def _conv(conv: Node, consts: Mapping[Value, Constant], factor: np.ndarray, shift: np.ndarray) -> _Fold | None:
     """Weights [M, C/g, ...]: scale the first axis."""
     assert conv.inputs[1] is not None
-    weight = _array(conv.inputs[1], consts)
-    if weight.shape[0] != factor.size:
+    shape = _shape(conv.inputs[1])
+    if shape[0] != factor.size:
         return None
-    scaled = weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
-    return _Fold(scaled, _bias(conv, consts, factor.size) * factor + shift, conv.attrs)
+    scale = factor.reshape(-1, *[1] * (len(shape) - 1))
+    return _Fold(scale, _bias(conv, consts, factor.size) * factor + shift, conv.attrs)
 
 
 def _conv_transpose(
@@ -139,30 +159,30 @@ def _conv_transpose(
 ) -> _Fold | None:
     """Weights [C, M/g, ...]: output channel g*(M/g)+j belongs to the g-th share of the input channels."""
     assert conv.inputs[1] is not None
-    weight = _array(conv.inputs[1], consts)
+    shape = _shape(conv.inputs[1])
     group = int(conv.attrs.get("group", 1))  # type: ignore[arg-type]
-    if weight.shape[1] * group != factor.size or weight.shape[0] % group:
+    if shape[1] * group != factor.size or shape[0] % group:
         return None
-    per_input = np.repeat(factor.reshape(group, weight.shape[1]), weight.shape[0] // group, axis=0)
-    scaled = weight * per_input.reshape(*per_input.shape, *[1] * (weight.ndim - 2))
-    return _Fold(scaled, _bias(conv, consts, factor.size) * factor + shift, conv.attrs)
+    per_input = np.repeat(factor.reshape(group, shape[1]), shape[0] // group, axis=0)
+    scale = per_input.reshape(*per_input.shape, *[1] * (len(shape) - 2))
+    return _Fold(scale, _bias(conv, consts, factor.size) * factor + shift, conv.attrs)
 
 
 def _gemm(gemm: Node, consts: Mapping[Value, Constant], factor: np.ndarray, shift: np.ndarray) -> _Fold | None:
     """B is [K, N], or [N, K] when transposed; alpha stays outside, beta moves into the bias."""
     assert gemm.inputs[1] is not None
-    weight = _array(gemm.inputs[1], consts)
+    shape = _shape(gemm.inputs[1])
     transposed = bool(gemm.attrs.get("transB", 0))
     beta = float(gemm.attrs.get("beta", 1.0))  # type: ignore[arg-type]
-    if weight.ndim != 2 or weight.shape[0 if transposed else 1] != factor.size:
+    if len(shape) != 2 or shape[0 if transposed else 1] != factor.size:
         return None
     bias = _bias(gemm, consts, factor.size)
     if bias.ndim > 2 or (bias.ndim == 2 and bias.shape[0] != 1):
         return None  # a bias per row
     row = np.broadcast_to(bias.reshape(-1), factor.shape)
     attrs = gemm.attrs if beta == 1.0 else {**gemm.attrs, "beta": 1.0}
-    scaled = weight * (factor[:, None] if transposed else factor[None, :])
-    return _Fold(scaled, row * beta * factor + shift, attrs)
+    scale = factor[:, None] if transposed else factor[None, :]
+    return _Fold(scale, row * beta * factor + shift, attrs)
 
 
 SCALE: Mapping[str, Callable[[Node, Mapping[Value, Constant], np.ndarray, np.ndarray], _Fold | None]] = {

@@ -71,8 +71,8 @@ def fold(graph: Graph, facts: Facts, growth: int, evaluate: Evaluate) -> tuple[G
 def _steering(graph: Graph) -> set[Value]:
     """Conditions of nodes with bodies, and everything they are computed from.
 
-    A condition that becomes constant makes the runtime inline the branch it takes, and refuse the model where types that
-    were never looked at do not fit. What the original leaves to run time stays there.
+    A condition that becomes constant makes the runtime inline the branch it takes, and refuse the model where types
+    that were never looked at do not fit. What the original leaves to run time stays there.
     """
     bodies = (n for n in graph.nodes if any(isinstance(a, Foreign) for a in n.attrs.values()))
     found = {v for n in bodies for v in n.inputs if v is not None and (v.type is None or v.type.dtype is DType.BOOL)}

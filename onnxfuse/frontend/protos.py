@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import onnx_ir
 
 from onnxfuse.errors import UsageError
 from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.graph import Constant
 
 AttributeType = onnx.AttributeProto
 
@@ -37,6 +39,55 @@ class TensorConst:
             t.release()
             return array
         return np.frombuffer(raw_bytes(t), t.dtype.numpy().newbyteorder("<")).reshape(t.shape.numpy())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledConst:
+    """Floats times factors that broadcast to their shape, computed in f64 and rounded to `dtype` whenever read."""
+
+    base: Constant
+    factor: np.ndarray
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.base.nbytes
+
+    def numpy(self) -> np.ndarray:
+        weight = self.base.numpy()
+        factor = np.broadcast_to(self.factor, weight.shape)
+        out = np.empty(weight.shape, self.dtype)
+        rows = max(1, _AT_ONCE * weight.shape[0] // max(1, weight.size))
+        with np.errstate(all="ignore"):
+            for k in range(0, weight.shape[0], rows):
+                out[k : k + rows] = weight[k : k + rows].astype(np.float64) * factor[k : k + rows]
+        return out
+
+    def tensor(self, name: str, shape: Sequence[int]) -> onnx_ir.LazyTensor:
+        """The same for the writer. `files_of` knows where its data come from."""
+        dtype = onnx_ir.DataType.from_numpy(self.dtype)
+        made = onnx_ir.LazyTensor(lambda: onnx_ir.tensor(self.numpy()), dtype, onnx_ir.Shape(list(shape)), name=name)
+        made.meta[_FILES] = _files_behind(self)
+        return made
+
+
+_AT_ONCE = 1 << 16  # elements computed in f64 together
+_FILES = "onnxfuse.files"
+
+
+def _files_behind(const: Constant) -> frozenset[Path]:
+    while isinstance(const, ScaledConst):
+        const = const.base
+    return files_of(const.tensor) if isinstance(const, TensorConst) else frozenset()
+
+
+def files_of(t: onnx_ir.TensorProtocol) -> frozenset[Path]:
+    """Files that must be there, unchanged, when the tensor is written."""
+    if isinstance(t, onnx_ir.ExternalTensor):
+        return frozenset({Path(t.path)})
+    if isinstance(t, onnx_ir.LazyTensor):
+        return frozenset(t.meta.get(_FILES, ()))
+    return frozenset()
 
 
 def raw_bytes(t: onnx_ir.TensorProtocol) -> bytes:

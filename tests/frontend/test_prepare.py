@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 from onnxfuse.config import PrepareConfig
 from onnxfuse.emit.functions import node_proto
 from onnxfuse.frontend.prepare import prepare
+from onnxfuse.frontend.protos import ScaledConst
 from onnxfuse.frontend.read import read
 from onnxfuse.ir.graph import Graph
 from tests.frontend.onnx_text import initializer, model, ops, prepared
@@ -419,6 +420,21 @@ def test_normalisation_folds_into_the_weights(kind):
     assert graph.nodes[0].origin == (made.graph.node[0].name or f"{ops(graph)[0]}_0", "BatchNormalization_1")
     assert "BatchNormalization" in ops(simplified(made, skip=frozenset({"bn_into_conv"})))
     assert_same(made, graph, {"x": weights(*shape)}, exact=False)
+
+
+def test_scaled_weights_are_computed_in_parts_and_when_read(monkeypatch):
+    made = bn_model("Conv(x, w)", (1, 3, 9, 9), 70, {"w": weights(70, 3, 3, 3)})
+    graph = simplified(made)
+    value = graph.nodes[0].inputs[1]
+    assert value is not None
+    scaled = graph.consts[value]
+    assert isinstance(scaled, ScaledConst)
+    whole = scaled.numpy()
+    expected = (scaled.base.numpy().astype(np.float64) * scaled.factor).astype(np.float32)
+    assert whole.tobytes() == expected.tobytes()
+    monkeypatch.setattr("onnxfuse.frontend.protos._AT_ONCE", 100)
+    assert scaled.numpy().tobytes() == expected.tobytes()
+    assert scaled.tensor("t", whole.shape).tobytes() == expected.tobytes()
 
 
 def test_shared_weights_are_copied():
