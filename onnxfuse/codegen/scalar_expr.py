@@ -92,6 +92,7 @@ class Env:
     axes                i64 value of each loop variable in scope (the vector axis: of lane 0)
     bound               values of expressions already computed: Acc, loads of rank-0 locals, hoisted parts
     mask                lanes that are on (tail), or None
+    aligned             lane 0 works on a multiple of `lanes`
 
     An env remembers what it has emitted: use one env per straight-line region (`at` makes the next one).
     """
@@ -103,6 +104,7 @@ class Env:
     buffers: Mapping[Value, Buffer]
     bound: Mapping[Expr, ir.Value] = field(default_factory=dict)
     mask: ir.Value | None = None
+    aligned: bool = False
     memo: _Memo = field(default_factory=_Memo)
 
     def at(
@@ -120,17 +122,19 @@ class Env:
             memo=_Memo(),
         )
 
-    def vector(self, axis: Axis | None, lanes: int, mask: ir.Value | None = None) -> Env:
+    def vector(self, axis: Axis | None, lanes: int, mask: ir.Value | None = None, aligned: bool = False) -> Env:
         """The same place, vectorised over `axis`."""
-        return replace(self, vector_axis=axis if lanes > 1 else None, lanes=lanes, mask=mask, memo=_Memo())
+        along = axis if lanes > 1 else None
+        return replace(self, vector_axis=along, lanes=lanes, mask=mask, aligned=aligned, memo=_Memo())
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """Offset of an access: `rest + step * v` with v the vector variable; step None = not affine (rest is all)."""
+    """Offset of an access: `rest + step * (v // every)` with v the vector variable; step None: rest is all."""
 
     rest: Expr
     step: Expr | None
+    every: int = 1
 
 
 def emit_expr(build: Builder, env: Env, expr: Expr) -> ir.Value:
@@ -386,8 +390,30 @@ def _load_path(env: Env, e: Load) -> _Path:
     found = env.memo.paths.get(e)
     if found is None:
         found = _path(env, e.index, _strides(env, env.buffers[e.source]))
+        if found.step is None and env.aligned:
+            found = _repeating(env, found.rest) or found
         env.memo.paths[e] = found
     return found
+
+
+def _repeating(env: Env, flat: Expr) -> _Path | None:
+    """The path of an access whose neighbouring lanes share an element: flat = rest + v // k, k a divisor of lanes."""
+    assert env.vector_axis is not None
+    v, every = var(env.vector_axis), 1
+    rest: Poly = {}
+    for mono, coeff in poly(flat).items():
+        if not any(_varying(env, a) for a in mono):
+            rest[mono] = coeff
+            continue
+        quotient = mono[0]
+        if len(mono) != 1 or coeff != 1 or every != 1 or not isinstance(quotient, Apply):
+            return None
+        if quotient.prim.name != "floordiv" or quotient.args[0] is not v or not isinstance(quotient.args[1], Lit):
+            return None
+        every = int(quotient.args[1].value)
+        if not 1 < every < env.lanes or env.lanes % every:
+            return None
+    return _Path(from_poly(rest), i64(1), every) if every > 1 else None
 
 
 def _known_step(step: Expr) -> int | None:
@@ -513,6 +539,8 @@ def _load_memory(build: Builder, env: Env, e: Load, scope: _Scope) -> ir.Value:
     assert rest is not None
     if path.step is None:
         return _gather(build, env, buffer, rest, typ, guard)
+    if path.every > 1:
+        return _load_repeated(build, env, buffer, rest, typ, guard, path.every)
     step = _known_step(path.step)
     if step == 0:
         return _load_uniform(build, env, buffer, rest, typ, guard)
@@ -563,6 +591,27 @@ def _load_run(
     if step == 1:
         return build.masked_load(at, typ, mask)
     return build.reverse(build.masked_load(at, typ, build.reverse(mask)))
+
+
+def _load_repeated(
+    build: Builder, env: Env, buffer: Buffer, rest: ir.Value, typ: ir.Type, guard: ir.Value | None, every: int
+) -> ir.Value:
+    """Each of a few consecutive elements in `every` lanes."""
+    assert env.vector_axis is not None
+    few = env.lanes // every
+    first = build.add(rest, build.udiv(env.axes[env.vector_axis], every))
+    at = build.offset(buffer.ptr, first, typ)
+    mask = _both(build, guard, env.mask)
+    if mask is None:
+        out = build.load(at, typ, few, invariant=buffer.invariant)
+    else:
+        mask = build.widen(mask, env.lanes)
+        wanted = [build.shuffle(mask, mask, range(k, env.lanes, every)) for k in range(every)]
+        on = wanted[0]
+        for other in wanted[1:]:
+            on = build.ir.or_(on, other)
+        out = build.masked_load(at, typ, on)
+    return build.shuffle(out, out, [k // every for k in range(env.lanes)])
 
 
 def _width(typ: ir.Type) -> int:

@@ -842,7 +842,7 @@ def _unit(build: Builder, env: Env, spec: _Spec, digits: Sequence[Reg]) -> None:
         for cut in cuts:
             wide = _wide(cut.stages, spec.axis) and not any(s.reduce for s in cut.stages)
             work = partial(body, stages=cut.stages)
-            _sweep(build, here, spec, spec.axis, cut.low, cut.high, spec.unroll, [], work, wide)
+            _sweep(build, here, spec, spec.axis, cut.low, cut.high, spec.unroll, [], work, wide, True)
         return
     width = _tile_width(spec)
     across = spec.tile.axis
@@ -961,8 +961,12 @@ def _sweep(
     init: list[Reg],
     body: Body,
     wide: bool = False,
+    blocks: bool = False,
 ) -> list[Reg]:
-    """Run `axis` from low to high by vectors, `unroll` of them a turn (`wide`: as one); returns the carried values."""
+    """Run `axis` from low to high by vectors, `unroll` of them a turn (`wide`: as one); returns the carried values.
+
+    `blocks`: low is a multiple of every vector width.
+    """
     n, u = spec.lanes, unroll
     size = build.sub(high, low)
     # Blocks are multiples of every vector width.
@@ -971,12 +975,16 @@ def _sweep(
     accs = init
     at: Index = low
 
+    def aligned(lanes: int) -> bool:
+        return low % lanes == 0 if isinstance(low, int) else blocks
+
     def part(stop: Index, step: int, count: int, lanes: int, which: int) -> None:
         nonlocal at, accs
         if isinstance(at, int) and isinstance(stop, int) and at >= stop:
             return
         with build.carry(at, stop, step, accs, axis.name) as it:
-            envs = [env.at({axis: build.i64(build.add(it.index, k * lanes))}).vector(axis, lanes) for k in range(count)]
+            places = [build.i64(build.add(it.index, k * lanes)) for k in range(count)]
+            envs = [env.at({axis: place}).vector(axis, lanes, aligned=aligned(lanes)) for place in places]
             it.next = body(envs, which, it.values)
         accs = it.results
         at = stop
@@ -994,7 +1002,7 @@ def _sweep(
         return accs
     with build.carry(at, high, n, accs, f"{axis.name}.tail") as it:  # at most one turn
         mask = build.tail_mask(build.sub(high, it.index), n)
-        it.next = body([env.at({axis: it.index}).vector(axis, n, mask)], 1, it.values)
+        it.next = body([env.at({axis: it.index}).vector(axis, n, mask, aligned(n))], 1, it.values)
     return it.results
 
 

@@ -176,6 +176,18 @@ def test_edges_of_every_kind_of_comparison(target, rng):
 
 
 @pytest.mark.parametrize("target", MACHINES)
+def test_elements_repeated_along_the_row(target, rng):
+    for k, n in ((2, 37), (2, 64), (4, 83), (3, 40), (2, 9000)):
+        x, (i, j) = t("x", 3, -(-n // k) + 2), axes(3, n)
+        a = var(j)
+        plain = at(x, var(i), a // k + 1)
+        joined = where(apply("lt", a, i64(n // 3)), plain, at(x, var(i), a // k))
+        guarded = where(apply("lt", var(i), a), at(x, var(i), a // k + i64(1)), lit(1.0, F32))
+        for body, rtol in ((plain, 0.0), (joined, 0.0), (guarded, 0.0), (apply("exp", joined), 1e-6)):
+            agree(pointwise([x], t("y", 3, n), [i, j], body), target, [f32(rng, *x.tensor.shape)], rtol=rtol)
+
+
+@pytest.mark.parametrize("target", MACHINES)
 def test_gathered_rows_with_index_tensor(target, rng):
     x, ids, y = t("x", 9, 21), t("ids", 6, dtype=DType.I64), t("y", 6, 21)
     ax = axes(6, 21)
