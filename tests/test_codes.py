@@ -20,6 +20,7 @@ OTHERS = {
     "ZIG_GLOBAL_CACHE_DIR": "environment of the linker",
     "ZIG_LOCAL_CACHE_DIR": "environment of the linker",
     "SAME_UPPER": "ONNX: auto_pad",
+    "MADV_DONTNEED": "advice to the kernel about mapped pages",
 }
 
 
