@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import onnx
 import onnx_ir
@@ -103,10 +102,12 @@ class Staged:
         old = _data_files_of(self.target)
         library, data = (None if p is None else self.target.with_name(p.name) for p in (self.library, self.data))
         try:
-            for source in (self.data, self.library, self.model):
-                if source is not None:
-                    _move(source, self.target.with_name(source.name))
-            _sync_directory(self.target)
+            files = [f for f in (self.data, self.library, self.model) if f is not None]
+            for source in files:
+                _sync(source)
+            for source in files:
+                _move(source, self.target.with_name(source.name))
+            _sync(Path(os.path.abspath(self.target)).parent)
         except OSError as error:
             raise _unwritable(self.target, error) from error
         for stale in old - {data} - self.used:
@@ -157,9 +158,8 @@ def _stage(
             data = written.rename(directory / _data_name(target, digest, emission))
         if library is not None:
             beside = directory / target.with_suffix(LIBRARY_SUFFIX).name
-            with _synced(beside) as f:
-                f.write(library)
-        with _synced(model) as f:
+            beside.write_bytes(library)
+        with model.open("wb") as f:
             f.writelines(model_bytes(emission, outside, data.name if data is not None else ""))
     except OSError as error:
         raise _unwritable(target, error) from error
@@ -174,12 +174,13 @@ def _sized(t: onnx_ir.TensorProtocol) -> bool:
     return t.dtype != onnx_ir.DataType.STRING
 
 
-@contextlib.contextmanager
-def _synced(path: Path) -> Iterator[BinaryIO]:
-    with path.open("wb") as f:
-        yield f
-        f.flush()
-        os.fsync(f.fileno())
+def _sync(path: Path) -> None:
+    """Wait until the data are on the disk: done before a file takes its place, not before it is verified."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _move(source: Path, target: Path) -> None:
@@ -187,14 +188,6 @@ def _move(source: Path, target: Path) -> None:
     if target.exists():
         os.chmod(source, stat.S_IMODE(target.stat().st_mode))
     os.replace(source, target)
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(Path(os.path.abspath(path)).parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- external data ---------------------------------------------------------------------------------------------------
@@ -222,7 +215,7 @@ def _slots(emission: Emission) -> dict[str, _Slot]:
 def _write_data(path: Path, emission: Emission, slots: Mapping[str, _Slot]) -> str:
     """Write one tensor after the other; returns a digest of the whole file."""
     digest = hashlib.sha256()
-    with _synced(path) as f:
+    with path.open("wb") as f:
         for name, slot in slots.items():
             raw = raw_bytes(emission.tensors[name])
             pad = bytes(slot.offset - f.tell())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -15,22 +16,29 @@ from onnxfuse.verify.child import Job, compare_apart
 from onnxfuse.verify.compare import Report
 
 
-class Saveable(Protocol):
+class Pair(Protocol):
+    """The files of a bundle: an emit.bundle.Staged, as far as this file needs it."""
+
+    @property
+    def model(self) -> Path: ...
+
+    @property
+    def library(self) -> Path | None: ...
+
+
+class Bundle(Protocol):
     """A pipeline.Bundle, as far as this file needs it."""
 
-    def save(self, path: str | PathLike[str]) -> object: ...
+    def staged(self, path: str | PathLike[str]) -> AbstractContextManager[Pair]: ...
 
 
 def verify_bundle(
-    model: ort.Source, bundle: Saveable, folder: Path, config: Config, custom_op_libraries: Sequence[Path] = ()
+    model: ort.Source, bundle: Bundle, folder: Path, config: Config, custom_op_libraries: Sequence[Path] = ()
 ) -> tuple[Report, ...]:
-    """Save to `folder` and compare there (see `verify_pair`)."""
-    saved = folder / "model.onnx"
-    bundle.save(saved)
-    library = saved.with_suffix(".so")
+    """Write to `folder` and compare there (see `verify_pair`)."""
     original = ort.in_file(model, folder / "original.onnx")
-    found = library if library.exists() else None
-    return verify_pair(original, saved, found, config, custom_op_libraries, called=ort.describe(model))
+    with bundle.staged(folder / "model.onnx") as pair:
+        return verify_pair(original, pair.model, pair.library, config, custom_op_libraries, called=ort.describe(model))
 
 
 def verify_pair(
