@@ -20,7 +20,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
-from onnxfuse.codegen.build import I1, I8, I64, PTR, VOID, Builder, Index, Reg, is_vector, lanes_of, reg_type, vec
+from onnxfuse.codegen.build import (
+    I1,
+    I8,
+    I64,
+    PTR,
+    VOID,
+    Builder,
+    Index,
+    Reg,
+    is_vector,
+    lanes_of,
+    mem_type,
+    reg_type,
+    vec,
+)
 from onnxfuse.codegen.prims import lower
 from onnxfuse.codegen.scalar_expr import (
     Buffer,
@@ -370,6 +384,23 @@ class Tile:
 
     axis: Axis
     loads: frozenset[Load]
+    weave: bool = False  # instead: all of the few points of `axis`, whose stores are woven into consecutive vectors
+
+
+def _weave(nest: Nest, vector: Axis, lanes: int) -> Tile | None:
+    """A short second axis (two to four channels, innermost) across which vectors along `vector` are stored."""
+    if len(nest.stages) != 1:
+        return None
+    stores = nest.stages[0].stores
+    if any(not st.index or st.target.tensor.dtype is DType.BOOL for st in stores):
+        return None
+    for a in nest.outer:
+        if a is vector or not isinstance(a.extent, int) or not 2 <= a.extent <= 4:
+            continue
+        steps = {(_step(st.target, st.index, a), _step(st.target, st.index, vector)) for st in stores}
+        if steps == {(1, a.extent)}:
+            return Tile(a, frozenset(), weave=True)
+    return None
 
 
 def _tile(nest: Nest, vector: Axis | None, lanes: int) -> Tile | None:
@@ -388,7 +419,7 @@ def _tile(nest: Nest, vector: Axis | None, lanes: int) -> Tile | None:
         along = frozenset(ld for ld in crossing if _step(ld.source, ld.index, a) == 1)
         if along and (best is None or len(along) > len(best.loads)):
             best = Tile(a, along)
-    return best
+    return best or _weave(nest, vector, lanes)
 
 
 def _flat(source: Value, index: tuple[Expr, ...]) -> Expr:
@@ -534,7 +565,8 @@ def _cycles(nest: Nest, axis: Axis | None, row: bool, lanes: int) -> float:
         stores = [st.value for st in s.stores]
         own = along if s.reduce is None or along not in s.reduce.axes else None
         cost = _body_cost(stores, own, width if own is not None else 1, tile)
-        cost += sum(_access_cost(st.target, st.index, own, width) for st in s.stores)
+        woven = tile is not None and tile.weave
+        cost += sum(2.0 / lanes if woven else _access_cost(st.target, st.index, own, width) for st in s.stores)
         total += points * cost * (_fill(own, width) if own is not None else 1.0)
         if s.reduce is not None and s.reduce_body is not None:
             body = _body_cost(_turn(s), along, width) + (2.0 + len(s.side)) / width
@@ -724,6 +756,9 @@ class _Split:
 
 def _tile_width(spec: _Spec) -> int:
     """Extent of a tile along its own axis: a cache line, so that every line is read once."""
+    if spec.tile is not None and spec.tile.weave:
+        assert isinstance(spec.tile.axis.extent, int)
+        return spec.tile.axis.extent
     return spec.lanes * max(1, 64 // (spec.lanes * _element_bytes(spec.nest)))
 
 
@@ -851,7 +886,9 @@ def _unit(build: Builder, env: Env, spec: _Spec, digits: Sequence[Reg]) -> None:
     whole = build.add(low, build.mul(build.udiv(build.sub(high, low), spec.lanes), spec.lanes))
     square = _stop_unless(build, build.sub(right, left), width, low, whole)
     with build.loop(low, square, spec.lanes, "tile") as v:
-        for k in range(0, width, spec.lanes):
+        if spec.tile.weave:
+            _woven(build, here.at({spec.axis: v, across: build.i64(left)}), spec, width)
+        for k in range(0, 0 if spec.tile.weave else width, spec.lanes):
             _transposed(build, here.at({spec.axis: v, across: build.i64(build.add(left, k))}), spec, spec.tile)
     with build.loop(left, right, 1, across.name) as w:
         _sweep(build, here.at({across: w}), spec, spec.axis, square, high, 1, [], body)
@@ -880,6 +917,21 @@ def _transposed(build: Builder, env: Env, spec: _Spec, tile: Tile) -> None:
         for k, known in enumerate(bound)
     ]
     _plain_stages(build, envs, spec.nest.stages)
+
+
+def _woven(build: Builder, env: Env, spec: _Spec, width: int) -> None:
+    """Vectors of all points of a short axis, stored as one run of consecutive elements."""
+    assert spec.axis is not None
+    assert spec.tile is not None
+    n, across = spec.lanes, spec.tile.axis
+    envs = [env.at({across: build.i64(k)}).vector(spec.axis, n) for k in range(width)]
+    for st in spec.nest.stages[0].stores:
+        rows = [build.widen(emit_expr(build, e, st.value), n) for e in envs]
+        both = [build.shuffle(a, b, range(2 * n)) for a, b in zip(rows[::2], [*rows[1::2], rows[-1]], strict=False)]
+        run = both[0] if len(both) == 1 else build.shuffle(both[0], both[1], range(4 * n))
+        run = build.shuffle(run, run, [k * n + lane for lane in range(n) for k in range(width)])
+        place = emit_expr(build, env, _flat(st.target, st.index))
+        build.store(run, build.offset(env.buffers[st.target].ptr, place, mem_type(st.target.tensor.dtype)))
 
 
 # ---- joints ----

@@ -175,6 +175,20 @@ def test_edges_of_every_kind_of_comparison(target, rng):
         agree(pointwise([x], t("y", 3, 47), [i, j], body), target, [f32(rng, 3, 40)])
 
 
+@pytest.mark.parametrize(
+    ("channels", "dtype"), [(2, F32), (3, F32), (4, F32), (2, DType.F64), (3, DType.U8), (4, DType.F16)]
+)
+@pytest.mark.parametrize("target", MACHINES)
+def test_few_channels_are_woven_into_the_last_dimension(target, channels, dtype, rng):
+    x, y, z = t("x", 2, channels, 45, dtype=dtype), t("y", 2, 45, channels, dtype=dtype), t("z", 2, 45, channels)
+    ax = axes(2, 45, channels)
+    b, s, c = map(var, ax)
+    copied, mean = Store(y, (b, s, c), at(x, b, c, s)), Store(z, (b, s, c), cast(at(x, b, c, s), F32) * cast(c, F32))
+    for stores in ((copied,), (copied, mean)):
+        k = Kernel("k", (x,), tuple(st.target for st in stores), ax, (Stage((), stores),))
+        agree(k, target, [(rng.random((2, channels, 45)) * 100).astype(dtype.numpy)])
+
+
 @pytest.mark.parametrize("target", MACHINES)
 def test_elements_repeated_along_the_row(target, rng):
     for k, n in ((2, 37), (2, 64), (4, 83), (3, 40), (2, 9000)):
