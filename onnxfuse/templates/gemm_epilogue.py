@@ -10,6 +10,7 @@ from onnxfuse.ir.expr import acc
 from onnxfuse.templates.estimate import epilogue_cost
 from onnxfuse.templates.gemm_design import Design
 from onnxfuse.templates.gemm_operands import Unit
+from onnxfuse.templates.packing import pieces
 
 UNROLL_COST = 12  # cost of an epilogue that is still unrolled over the rows of a tile
 
@@ -43,9 +44,36 @@ def epilogue(build: Builder, u: Unit, d: Design, i: Index, rows: Index, j: Index
     with build.if_else(wide, likely=True) as (then, other):
         with then:
             _each_row(build, d, rows, whole_row)
-        with other, build.loop(0, rows, name="r") as r, build.loop(0, cols, tile.lanes, name="v") as v:
-            mask = build.tail_mask(build.sub(cols, v), tile.lanes) if tile.lanes > 1 else None
-            _vector(build, d, _row(build, u, d, i, r), build.add(j, v), total(r, v), mask)
+        with other:
+            _edge(build, u, d, (i, rows), (j, cols), total)
+
+
+def _edge(
+    build: Builder,
+    u: Unit,
+    d: Design,
+    row: tuple[Index, Index],
+    col: tuple[Index, Index],
+    total: Callable[[Index, Index], Reg],
+) -> None:
+    """A tile at the right edge. Of known width, without masked stores: some processors are slow at them."""
+    (i, rows), (j, cols) = row, col
+    n, lanes = d.c.cols.extent, d.tile.lanes
+    if isinstance(n, int) and lanes > 1 and short(d):
+        left = n % d.tile.nr
+        whole = left // lanes * lanes
+        with build.loop(0, rows, name="r") as r:
+            place = _row(build, u, d, i, r)
+            for v in range(0, whole, lanes):
+                _vector(build, d, place, build.add(j, v), total(r, v), None)
+            for first, size in pieces(left - whole):
+                value = build.shuffle(last := total(r, whole), last, range(first, first + size))
+                value = build.lane(value, 0) if size == 1 else value
+                _vector(build, d, place, build.add(j, whole + first), value, None, size)
+        return
+    with build.loop(0, rows, name="r") as r, build.loop(0, cols, lanes, name="v") as v:
+        mask = build.tail_mask(build.sub(cols, v), lanes) if lanes > 1 else None
+        _vector(build, d, _row(build, u, d, i, r), build.add(j, v), total(r, v), mask)
 
 
 def _row(build: Builder, u: Unit, d: Design, i: Index, r: Index) -> Env:
@@ -53,13 +81,16 @@ def _row(build: Builder, u: Unit, d: Design, i: Index, r: Index) -> Env:
     return u.env.at() if rows is None else u.env.at({rows: build.i64(build.add(i, r))})
 
 
-def _vector(build: Builder, d: Design, row: Env, column: Index, total: Reg, mask: Reg | None) -> None:
-    """One vector of sums through the epilogue."""
-    c, x = d.c, d.c.cols.axis
+def _vector(
+    build: Builder, d: Design, row: Env, column: Index, total: Reg, mask: Reg | None, lanes: int | None = None
+) -> None:
+    """One vector of sums (or a part of `lanes` of them) through the epilogue."""
+    c, x, n = d.c, d.c.cols.axis, lanes or d.tile.lanes
     assert x is not None
-    here = row.at({x: build.i64(column)}).vector(x, d.tile.lanes, mask).at(bound={acc(c.acc): total})
+    here = row.at({x: build.i64(column)})
+    here = (here.vector(x, n, mask) if n > 1 else here).at(bound={acc(c.acc): total})
     if c.result is not None:
-        here = here.at(bound={c.result: build.widen(emit_expr(build, here, c.finish), d.tile.lanes)})
+        here = here.at(bound={c.result: build.widen(emit_expr(build, here, c.finish), n)})
     for s in c.stores:
         emit_store(build, here, s.target, s.index, s.value)
 

@@ -52,6 +52,16 @@ def decode(build: Builder, env: Env, axes: tuple[Axis, ...], flat: Index) -> dic
     return out
 
 
+def pieces(width: int) -> list[tuple[int, int]]:
+    """(first element, power of two) of the parts that make up `width` elements."""
+    out, at = [], 0
+    for bit in range(width.bit_length() - 1, -1, -1):
+        if width >> bit & 1:
+            out.append((at, 1 << bit))
+            at += 1 << bit
+    return out
+
+
 def pack_block(
     build: Builder,
     env: Env,
@@ -252,9 +262,16 @@ def _valid(build: Builder, env: Env, copy: _Copy, x0: Index, length: Index) -> t
         else:  # x <= floor(e / -s)
             last = _floor(build, rest, -s)
             hi = build.imin(hi, build.sub(build.add(last, 1), x0))
-    for cond in copy.fixed:
-        hi = build.ir.select(emit_expr(build, env, cond), build.i64(hi), build.i64(0))
     return lo, hi
+
+
+def _holds(build: Builder, env: Env, copy: _Copy) -> Reg | None:
+    """The guards that do not depend on x; None when there are none."""
+    out: Reg | None = None
+    for cond in copy.fixed:
+        value = emit_expr(build, env, cond)
+        out = value if out is None else build.ir.and_(out, value)
+    return out
 
 
 def _floor(build: Builder, value: Reg, by: int) -> Index:
@@ -269,7 +286,7 @@ def _floor(build: Builder, value: Reg, by: int) -> Index:
 
 def _copy_run(build: Builder, env: Env, copy: _Copy, x: Axis, x0: Index, length: Index, dst: Reg, lanes: int) -> None:
     typ = reg_type(copy.load.dtype)
-    run = _open_run(build, env, copy, x0, length, lanes)
+    run = _open_run(build, env, copy, x0, length, lanes, fixed=False)
 
     def plain(v: Index) -> None:
         at = build.offset(run.src, build.mul(v, copy.step), typ)
@@ -279,14 +296,64 @@ def _copy_run(build: Builder, env: Env, copy: _Copy, x: Axis, x0: Index, length:
         build.store(_masked(build, run, copy, v, lanes), build.offset(dst, v, typ))
 
     # A step of 2 reads one element more than it keeps: that one must be inside as well.
-    spare = copy.step - 1
-    if copy.bounds or copy.fixed:
-        _choose(build, x, length, lanes, (run.lo, build.sub(run.hi, spare)), plain, masked)
+    inside = (run.lo, build.sub(run.hi, copy.step - 1))
+    with _where(build, _holds(build, env, copy), length, ((dst, copy),), lanes):
+        _line(build, x, length, lanes, inside, plain, masked)
+
+
+@contextmanager
+def _where(
+    build: Builder, holds: Reg | None, length: Index, outs: tuple[tuple[Reg, _Copy], ...], lanes: int
+) -> Iterator[None]:
+    """The body where `holds`, padding elsewhere."""
+    if holds is None:
+        yield
         return
-    whole = build.mul(build.udiv(build.imax(build.sub(length, spare), 0), lanes), lanes)
-    with build.loop(0, whole, lanes, name="v") as v:
-        plain(v)
-    with build.loop(whole, length, lanes, name="v") as v:
+    with build.if_else(holds, likely=True) as (then, other):
+        with then:
+            yield
+        with other, build.loop(0, length, lanes, name="v") as v:
+            for dst, copy in outs:
+                typ = reg_type(copy.load.dtype)
+                pad = build.const(typ, 0) if copy.pad is None else literal(build, copy.pad)
+                build.store(build.splat(pad, lanes), build.offset(dst, v, typ))
+
+
+def _line(
+    build: Builder,
+    x: Axis,
+    length: Index,
+    lanes: int,
+    inside: tuple[Index, Index],
+    plain: Callable[[Index], None],
+    masked: Callable[[Index], None],
+) -> None:
+    """Vectors that lie inside plainly, those before and behind masked.
+
+    The first masked vector on each side stands outside of a loop, so that its mask can be hoisted out of the loop over
+    lines.
+    """
+    if isinstance(length, int) and length <= 3 * lanes:
+        for v in range(0, length, lanes):
+            masked(v)
+        return
+    lo, hi = inside
+    if not (isinstance(x.extent, int) and x.extent < 3 * lanes):
+        first = build.imin(build.mul(build.ceildiv(lo, lanes), lanes), length)
+        last = build.add(first, build.mul(build.udiv(build.imax(build.sub(hi, first), 0), lanes), lanes))
+        if lo != 0:
+            with build.if_then(build.ir.icmp_signed(">", build.i64(first), build.i64(0))):
+                masked(0)
+            with build.loop(lanes, first, lanes, name="v") as v:
+                masked(v)
+        with build.loop(first, last, lanes, name="v") as v:
+            plain(v)
+        with build.if_then(build.ir.icmp_signed("<", build.i64(last), build.i64(length))):
+            masked(last)
+        with build.loop(build.add(last, lanes), length, lanes, name="v") as v:
+            masked(v)
+        return
+    with build.loop(0, length, lanes, name="v") as v:
         masked(v)
 
 
@@ -327,9 +394,13 @@ class _Run:
     high: Reg
 
 
-def _open_run(build: Builder, env: Env, copy: _Copy, x0: Index, length: Index, lanes: int) -> _Run:
+def _open_run(build: Builder, env: Env, copy: _Copy, x0: Index, length: Index, lanes: int, fixed: bool = True) -> _Run:
+    """A run; `fixed`: nothing is read where the guards that do not depend on x fail."""
     typ = reg_type(copy.load.dtype)
     lo, hi = _valid(build, env, copy, x0, length)
+    holds = _holds(build, env, copy) if fixed else None
+    if holds is not None:
+        hi = build.ir.select(holds, build.i64(hi), build.i64(0))
     base = build.add(emit_expr(build, env, copy.base), build.mul(x0, copy.step))
     src = build.offset(env.buffers[copy.load.source].ptr, base, typ)
     low, high = (build.splat(_clamped(build, x), lanes) for x in (lo, hi))
@@ -351,7 +422,7 @@ def pack_pairs(
         copies = [_as_copy(row, e, x) for e in exprs] if lanes > 1 else [None, None]
         outs = [build.offset(d, build.mul(r, stride), typ) for d in dsts]
         even, odd = copies
-        if even is None or odd is None or even.step != 2 or odd.step != 2:
+        if even is None or odd is None or even.step != 2 or odd.step != 2 or even.fixed != odd.fixed:
             for e, out in zip(exprs, outs, strict=True):
                 _run(build, row.at(), e, x, 0, cols.count, out, lanes)
         else:
@@ -362,7 +433,7 @@ def _pair_run(
     build: Builder, env: Env, copies: tuple[_Copy, _Copy], x: Axis, length: Index, outs: tuple[Reg, Reg], lanes: int
 ) -> None:
     typ = reg_type(copies[0].load.dtype)
-    runs = [_open_run(build, env, c, 0, length, lanes) for c in copies]
+    runs = [_open_run(build, env, c, 0, length, lanes, fixed=False) for c in copies]
 
     def plain(v: Index) -> None:
         at = build.offset(runs[0].src, build.mul(v, 2), typ)
@@ -376,7 +447,9 @@ def _pair_run(
             build.store(_masked(build, run, c, v, lanes), build.offset(out, v, typ))
 
     inside = (build.imax(runs[0].lo, runs[1].lo), build.imin(runs[0].hi, runs[1].hi))
-    _choose(build, x, length, lanes, inside, plain, masked)
+    # Even and odd elements of a line have the same guards of the line.
+    with _where(build, _holds(build, env, copies[0]), length, tuple(zip(outs, copies, strict=True)), lanes):
+        _line(build, x, length, lanes, inside, plain, masked)
 
 
 def _clamped(build: Builder, x: Index) -> Reg:

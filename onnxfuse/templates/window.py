@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxfuse.analysis.windows import Slide, Window, window
-from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Index, Reg, Type, reg_type
+from onnxfuse.codegen.build import I1, I64, PTR, VOID, Builder, Index, Reg, Type, reg_type
 from onnxfuse.codegen.prims import lower
 from onnxfuse.codegen.scalar_expr import Env, emit_dim, emit_expr, emit_store, literal, open_kernel
 from onnxfuse.errors import Refusal
@@ -30,13 +30,15 @@ from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.ir.simplify import dim_expr, simplify
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import epilogue_cost, points, pointwise_seconds
-from onnxfuse.templates.packing import Line, decode, pack_block, pack_pairs
+from onnxfuse.templates.packing import Line, decode, pack_block, pack_pairs, pieces
 
 MAX_TAPS = 64  # taps are unrolled
 LINES = 4  # output lines computed together: a loaded line serves up to that many
 LONG_EPILOGUE = 24  # cost from which fewer lines are computed together, for the sake of code size
 TASK_WORK = 1 << 17  # products worth a task: about 5 us
 MAX_TASKS = 32
+CHEAP_EPILOGUE = 8  # cost up to which a short line's epilogue is repeated for parts of it
+STACK = 24 * 1024  # bytes of a band up to which it lives on the stack
 COPY_SECONDS = 1.2e-10  # per element of the source: measured, 8 lanes
 
 
@@ -97,12 +99,12 @@ class Windowed:
         with build.function("scratch", I64, [PTR]) as fn:
             env = open_kernel(build, kernel, fn.args[0], None)
             s = _shape(build, env, w, schedule, budget)
-            build.ret(build.mul(build.mul(s.tasks, s.slice), w.acc.bytes))
+            build.ret(build.mul(build.mul(s.tasks, _choose(build, _on_stack(build, s, w), 0, s.slice)), w.acc.bytes))
         with build.function("run.0", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
             env_ptr, bufs, _, scratch, task = fn.args
             env = open_kernel(build, kernel, env_ptr, bufs)
             s = _shape(build, env, w, schedule, budget)
-            mine = build.offset(scratch, build.mul(task, s.slice), reg_type(w.acc))
+            mine = _band(build, s, w, scratch, task)
             first = build.udiv(build.mul(task, s.units), s.tasks)
             last = build.udiv(build.mul(build.add(task, 1), s.units), s.tasks)
             with build.loop(first, last, name="unit") as unit:
@@ -161,6 +163,33 @@ def _shape(build: Builder, env: Env, w: Window, schedule: Schedule, budget: int)
 
 
 # ---- one unit ----
+
+
+def _on_stack(build: Builder, s: _Shape, w: Window) -> Index:
+    """The band fits on the stack (1 or 0)."""
+    most = STACK // w.acc.bytes
+    if isinstance(s.slice, int):
+        return int(s.slice <= most)
+    return build.ir.zext(build.ir.icmp_signed("<=", s.slice, build.i64(most)), I64)
+
+
+def _choose(build: Builder, yes: Index, a: Index, b: Index) -> Index:
+    if isinstance(yes, int):
+        return a if yes else b
+    return build.ir.select(build.ir.trunc(yes, I1), build.i64(a), build.i64(b))
+
+
+def _band(build: Builder, s: _Shape, w: Window, scratch: Reg, task: Reg) -> Reg:
+    """Where the task keeps its band: on the stack, which is in L1 already, or in its slice of scratch."""
+    typ, stack = reg_type(w.acc), _on_stack(build, s, w)
+    if stack == 0:
+        return build.offset(scratch, build.mul(task, s.slice), typ)
+    size = s.slice if isinstance(s.slice, int) else STACK // w.acc.bytes
+    home = build.alloca(typ, size)
+    if stack == 1:
+        return home
+    other = build.offset(scratch, build.mul(task, s.slice), typ)
+    return build.ir.select(build.ir.trunc(stack, I1), home, other)
 
 
 def _run_unit(build: Builder, plane: Env, w: Window, s: _Shape, schedule: Schedule, start: Index, mine: Reg) -> None:
@@ -234,13 +263,47 @@ def _lines(
     """`count` output lines from y on."""
     whole = build.mul(build.udiv(s.width, lanes), lanes)
     with build.loop(0, whole, lanes, name="x") as x:
-        _vectors(build, plane, w, s, lanes, weights, y, count, base, x, None)
+        _vectors(build, plane, w, s, lanes, weights, y, count, base, x)
     if isinstance(whole, int) and whole == s.width:
+        return
+    if isinstance(s.width, int):
+        _last_vector(build, plane, w, s, lanes, weights, y, count, base)
         return
     rest = build.sub(s.width, whole)
     with build.if_then(build.ir.icmp_signed(">", build.i64(rest), build.i64(0))):
-        mask = build.tail_mask(rest, lanes) if lanes > 1 else None
-        _vectors(build, plane, w, s, lanes, weights, y, count, base, build.i64(whole), mask)
+        enough = build.ir.icmp_signed(">=", build.i64(s.width), build.i64(lanes))
+        with build.if_else(enough, likely=True) as (then, other):
+            with then:
+                _vectors(build, plane, w, s, lanes, weights, y, count, base, build.i64(build.sub(s.width, lanes)))
+            with other:
+                mask = build.tail_mask(rest, lanes)
+                _vectors(build, plane, w, s, lanes, weights, y, count, base, build.i64(whole), mask)
+
+
+def _last_vector(
+    build: Builder,
+    plane: Env,
+    w: Window,
+    s: _Shape,
+    lanes: int,
+    weights: dict[tuple[int, int], Reg],
+    y: Reg,
+    count: int,
+    base: Reg,
+) -> None:
+    """The end of a line of static width without masked stores, which some processors execute slowly.
+
+    The last vector is shifted back over elements that are computed already; lines shorter than a vector are stored in
+    pieces if the epilogue is cheap.
+    """
+    assert isinstance(s.width, int)
+    if s.width >= lanes:
+        _vectors(build, plane, w, s, lanes, weights, y, count, base, build.i64(s.width - lanes))
+    elif epilogue_cost(w.finish, w.stores) > CHEAP_EPILOGUE:
+        mask = build.tail_mask(s.width, lanes)
+        _vectors(build, plane, w, s, lanes, weights, y, count, base, build.i64(0), mask)
+    else:
+        _vectors(build, plane, w, s, lanes, weights, y, count, base, build.i64(0), parts=pieces(s.width))
 
 
 def _vectors(
@@ -254,9 +317,10 @@ def _vectors(
     count: int,
     base: Reg,
     x: Reg,
-    mask: Reg | None,
+    mask: Reg | None = None,
+    parts: list[tuple[int, int]] | None = None,
 ) -> None:
-    """One vector of each of `count` lines: taps, epilogue, store."""
+    """One vector of each of `count` lines: taps, epilogue, store; the epilogue for `parts` of it where given."""
     typ = reg_type(w.acc)
     at = build.offset(base, x, typ)
     loaded: dict[tuple[int, int], Reg] = {}
@@ -268,12 +332,25 @@ def _vectors(
                 sums[r] = _combine(build, w, sums[r], v, weights.get((ky, kx)), lanes)
     for r, total in enumerate(sums):
         axes = {} if w.y.out is None else {w.y.out: build.i64(build.add(y, r))}
-        assert w.x.out is not None
-        here = plane.at({**axes, w.x.out: x}).vector(w.x.out, lanes, mask).at(bound={acc(w.acc): total})
-        if w.result is not None:
-            here = here.at(bound={w.result: build.widen(emit_expr(build, here, w.finish), lanes)})
-        for store in w.stores:
-            emit_store(build, here, store.target, store.index, store.value)
+        for first, size in parts or [(0, lanes)]:
+            part = total if size == lanes else build.shuffle(total, total, range(first, first + size))
+            part = build.lane(part, 0) if size == 1 else part
+            here = plane.at({**axes, _line(w): build.i64(build.add(x, first))})
+            _finish(build, here.vector(_line(w), size, mask) if size > 1 else here, w, part, size)
+
+
+def _line(w: Window) -> Axis:
+    assert w.x.out is not None
+    return w.x.out
+
+
+def _finish(build: Builder, here: Env, w: Window, total: Reg, lanes: int) -> None:
+    """The epilogue of one vector."""
+    here = here.at(bound={acc(w.acc): total})
+    if w.result is not None:
+        here = here.at(bound={w.result: build.widen(emit_expr(build, here, w.finish), lanes)})
+    for store in w.stores:
+        emit_store(build, here, store.target, store.index, store.value)
 
 
 def _tap(
