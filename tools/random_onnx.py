@@ -71,6 +71,18 @@ class Writer:
         return self.shapes[name]
 
 
+def pointwise_model(seed: int, nodes: int) -> onnx.ModelProto:
+    """Unary and binary operators on one shape only: groups grow to whatever cap there is."""
+    w = Writer(seed)
+    w.input((4, 6))
+    while len(w.nodes) < nodes:
+        if w.rng.random() < 0.75:
+            unary(w, w.pool[-1])
+        else:
+            w.node(w.rng.choice(BINARY), [w.pool[-1], w.rng.choice(w.pool[-8:])], (4, 6))
+    return _model(w, seed, middle=0.0)
+
+
 def random_model(seed: int, nodes: int | None = None) -> onnx.ModelProto:
     """A model of about `nodes` nodes (drawn from the seed if not given)."""
     w = Writer(seed)
@@ -88,10 +100,11 @@ def random_model(seed: int, nodes: int | None = None) -> onnx.ModelProto:
     return _model(w, seed)
 
 
-def _model(w: Writer, seed: int) -> onnx.ModelProto:
+def _model(w: Writer, seed: int, middle: float = 0.05) -> onnx.ModelProto:
+    """Outputs are what nothing reads, and of the rest that share."""
     used = {i for n in w.nodes for i in n.input}
     made = [o for n in w.nodes for o in n.output]
-    outs = [v for v in made if v not in used or w.rng.random() < 0.05]
+    outs = [v for v in made if v not in used or w.rng.random() < middle]
     graph = helper.make_graph(
         w.nodes,
         f"random_{seed}",

@@ -318,7 +318,7 @@ def kind_reason(c: Compute | None, mine: str, theirs: str) -> str:
             return "an axis of one element has no loop variable here"
         if c.node.op.family is Family.VIEW and len(c.loads) == 1 and mine == "elemwise":
             return "its index is the plain loop variable here"
-    if (mine, theirs) == ("injective", "opaque") and len(set(c.node.reads)) > len(c.reads):
+    if theirs == "opaque" and c.node.op.family is Family.VIEW and len(set(c.node.reads)) > len(c.reads):
         return "its index is a known constant here, and read from a tensor in TVM"
     return ""
 

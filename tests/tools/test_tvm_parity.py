@@ -11,7 +11,7 @@ import onnx
 import onnx.parser
 import pytest
 import tvm_parity
-from random_onnx import OPSET, random_model
+from random_onnx import OPSET, pointwise_model, random_model
 from tvm_compare import Binding, Ours, Theirs, compare, ours, replay, same_groups, stage_a, steps, value_reads
 
 E, B, I, R, A, O = 0, 1, 2, 3, 4, 8  # noqa: E741
@@ -188,6 +188,26 @@ def test_random_models_are_valid_and_the_same_again(seed: int) -> None:
 
 def test_random_models_have_the_size_asked_for() -> None:
     assert len(random_model(3, nodes=50).graph.node) == 50
+
+
+def test_large_models_reach_the_cap(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(tvm_parity.atomic(pointwise_model(0, 300), {}).SerializeToString())
+    assert max(len(g) for g in ours(tvm_parity.loops(path)).groups) == 256
+
+
+def test_nodes_that_stay_are_cut_out(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    text = """g (float[4,6] x) => (float[4,6] e) <int64 zero = {0}>
+        { a = Exp(x)  b = Abs(a)  c = CumSum(b, zero)  d = Neg(c)  e = Add(d, a) }"""
+    path.write_bytes(tvm_parity.atomic(onnx_model(text), {}).SerializeToString())
+    made = tvm_parity.cut(path)
+    assert made is not None
+    graph = onnx.load(made).graph
+    assert [n.op_type for n in graph.node] == ["Exp", "Abs", "Neg", "Add"]
+    assert [i.name for i in graph.input] == ["x", "c"]
+    assert [o.name for o in graph.output] == ["e", "b"]
+    assert set(ours(tvm_parity.loops(path)).groups) == {*ours(tvm_parity.loops(made)).groups, ("c",)}
 
 
 def test_the_atomic_graph_has_atoms_weights_as_inputs_and_fixed_shapes(tmp_path: Path) -> None:
