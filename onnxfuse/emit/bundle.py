@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import stat
@@ -29,7 +30,7 @@ import onnx_ir
 from onnxfuse.emit.model import Emission, initializer
 from onnxfuse.errors import UsageError
 from onnxfuse.frontend.load import copy_fields
-from onnxfuse.frontend.protos import files_of, raw_bytes
+from onnxfuse.frontend.protos import files_of, raw_parts
 from onnxfuse.frontend.wire import varint
 
 LIBRARY_SUFFIX = ".so"
@@ -217,9 +218,8 @@ def _write_data(path: Path, emission: Emission, slots: Mapping[str, _Slot]) -> s
     digest = hashlib.sha256()
     with path.open("wb") as f:
         for name, slot in slots.items():
-            raw = raw_bytes(emission.tensors[name])
             pad = bytes(slot.offset - f.tell())
-            for part in (pad, raw):
+            for part in itertools.chain([pad], raw_parts(emission.tensors[name])):
                 f.write(part)
                 digest.update(part)
     return digest.hexdigest()
@@ -272,7 +272,7 @@ class _Piece:
 
 
 def model_bytes(emission: Emission, outside: Mapping[str, _Slot], location: str) -> Iterator[bytes]:
-    """The serialised model in pieces: one tensor in memory at a time.
+    """The serialised model in pieces: at most one tensor in memory at a time.
 
     A ModelProto is a sequence of fields, so the graph field is written last, and within it the initializers.
     """
@@ -286,7 +286,7 @@ def model_bytes(emission: Emission, outside: Mapping[str, _Slot], location: str)
     for piece in pieces:
         yield _key(_GRAPH_INITIALIZER) + varint(piece.size) + piece.head
         if piece.tensor is not None:
-            yield raw_bytes(piece.tensor)
+            yield from raw_parts(piece.tensor)
 
 
 def _piece(name: str, t: onnx_ir.TensorProtocol, slot: _Slot | None, location: str) -> _Piece:

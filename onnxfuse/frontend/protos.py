@@ -91,20 +91,32 @@ def files_of(t: onnx_ir.TensorProtocol) -> frozenset[Path]:
 
 
 def raw_bytes(t: onnx_ir.TensorProtocol) -> bytes:
-    """The data as ONNX stores it. A tensor in a file is read and not mapped: every mapping holds a file open."""
+    """The data as ONNX stores it."""
+    parts = list(raw_parts(t))
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def raw_parts(t: onnx_ir.TensorProtocol) -> Iterator[bytes]:
+    """The same in pieces. A tensor in a file is read and not mapped: every mapping holds a file open."""
     if not isinstance(t, onnx_ir.ExternalTensor):
-        return t.tobytes()
+        yield t.tobytes()
+        return
+    left = t.nbytes
     with open(t.path, "rb") as f:
         f.seek(t.offset or 0)
-        data = f.read(t.nbytes)
-    if len(data) != t.nbytes:
+        while left and (part := f.read(min(left, _PART))):
+            left -= len(part)
+            yield part
+    if left:
         raise UsageError(
             "E_EXTERNAL_SIZE",
             f"data of tensor {t.name!r} is no longer complete",
-            f"{t.path}: {len(data)} bytes at offset {t.offset}, {t.nbytes} are needed",
+            f"{t.path}: {t.nbytes - left} bytes at offset {t.offset}, {t.nbytes} are needed",
             "the file changed while it was in use",
         )
-    return data
+
+
+_PART = 1 << 22  # bytes read at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,7 @@
 """verify/bundle.py and verify/child.py: the check in a process of its own."""
 
 import pickle
+import signal
 import subprocess
 import sys
 
@@ -92,6 +93,25 @@ def test_half_an_answer_is_none(file, crash):
     crash("sys.stdin.buffer.read(); sys.stdout.buffer.write(child.pickle.dumps('running')[:-3]); sys.stdout.flush()")
     with pytest.raises(VerifyError, match="exit code 0 while starting"):
         compare_apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
+
+
+def test_an_interrupt_ends_the_child_too(file, crash, monkeypatch):
+    started = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            started.append(self)
+            super().__init__(*args, **kwargs)
+
+    def interrupted(stream):
+        raise KeyboardInterrupt
+
+    crash("import time; time.sleep(600)")
+    monkeypatch.setattr("onnxfuse.verify.child.subprocess.Popen", Popen)
+    monkeypatch.setattr("onnxfuse.verify.child.pickle.load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compare_apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
+    assert [p.returncode for p in started] == [-signal.SIGKILL]
 
 
 def test_without_a_new_process_the_comparison_is_made_here(file, monkeypatch):
