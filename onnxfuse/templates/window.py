@@ -14,7 +14,8 @@ A band is small enough to stay in L1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.analysis.windows import Slide, Window, window
@@ -325,11 +326,16 @@ def _vectors(
     at = build.offset(base, x, typ)
     loaded: dict[tuple[int, int], Reg] = {}
     sums: list[Reg] = [build.splat(literal(build, w.init), lanes) for _ in range(count)]
-    for ky in range(w.y.taps):
-        for kx in range(w.x.taps):
-            for r in range(count):
-                v = _tap(build, w, s, typ, lanes, loaded, at, (r * w.y.stride + ky * w.y.dilation, kx * w.x.dilation))
-                sums[r] = _combine(build, w, sums[r], v, weights.get((ky, kx)), lanes)
+
+    def tap(r: int, ky: int, kx: int) -> Reg:
+        place = (r * w.y.stride + ky * w.y.dilation, kx * w.x.dilation)
+        return _tap(build, w, s, typ, lanes, loaded, at, place)
+
+    if w.weight is None and w.combine.name in ("max", "min"):
+        _extremes(build, w, lanes, tap, sums)
+    else:
+        for ky, kx, r in itertools.product(range(w.y.taps), range(w.x.taps), range(count)):
+            sums[r] = _combine(build, w, sums[r], tap(r, ky, kx), weights.get((ky, kx)), lanes)
     for r, total in enumerate(sums):
         axes = {} if w.y.out is None else {w.y.out: build.i64(build.add(y, r))}
         for first, size in parts or [(0, lanes)]:
@@ -337,6 +343,18 @@ def _vectors(
             part = build.lane(part, 0) if size == 1 else part
             here = plane.at({**axes, _line(w): build.i64(build.add(x, first))})
             _finish(build, here.vector(_line(w), size, mask) if size > 1 else here, w, part, size)
+
+
+def _extremes(build: Builder, w: Window, lanes: int, tap: Callable[[int, int, int], Reg], sums: list[Reg]) -> None:
+    """Extremes, first along source lines, which the output lines share; the result is the same to the bit."""
+    lines: dict[int, Reg] = {}
+    for ky, r in itertools.product(range(w.y.taps), range(len(sums))):
+        row = r * w.y.stride + ky * w.y.dilation
+        if row not in lines:
+            lines[row] = tap(r, ky, 0)
+            for kx in range(1, w.x.taps):
+                lines[row] = _combine(build, w, lines[row], tap(r, ky, kx), None, lanes)
+        sums[r] = _combine(build, w, sums[r], lines[row], None, lanes)
 
 
 def _line(w: Window) -> Axis:

@@ -81,6 +81,28 @@ def test_static_sizes() -> None:
     within(compiled(s.kernel(1, 4, [20, 22], 4))([x, w])[0], x, w, s)
 
 
+@pytest.mark.parametrize("target", [NATIVE, WIDE, NARROW], ids=["native", "512 bits", "128 bits"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_lines_of_every_static_width(stride: int, target: Target) -> None:
+    rng = np.random.default_rng(4)
+    for width in (4, 5, 7, 9, 14, 16, 23, 31, 33):
+        s = Setting([3, 3], [stride] * 2, [1, 1], ONE, 2)
+        kernel = s.kernel(1, 2, [9, width * stride], 2)
+        x, w = (rng.standard_normal(d).astype(np.float32) for d in ((1, 2, 9, width * stride), (2, 1, 3, 3)))
+        within(compiled(kernel, target)([x, w])[0], x, w, s)
+
+
+@pytest.mark.parametrize("side", ["start", "end"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_nothing_outside_of_the_image_is_touched(stride: int, side: str) -> None:
+    rng = np.random.default_rng(5)
+    s = Setting([3, 3], [stride] * 2, [1, 1], ONE, 3)
+    for height, width in ((5, 6), (9, 33), (20, 16), (40, 200)):
+        for n, size in ((2, [height, width]), (N, [H, W])):
+            x, w = (rng.standard_normal(d).astype(np.float32) for d in ((2, 3, height, width), (3, 1, 3, 3)))
+            within(compiled(s.kernel(n, 3, size, 3))([x, w], fence=side)[0], x, w, s)
+
+
 def test_one_dimension() -> None:
     s = Setting([4], [1], [2], [(6, 0)], 3)
     run = compiled(s.kernel(N, 3, [W], 3))
