@@ -22,7 +22,8 @@ from onnxfuse.ir.simplify import simplify
 from onnxfuse.ir.types import Dim, tensor
 from onnxfuse.runtime.jit import jit
 from onnxfuse.target import TARGETS, Target
-from onnxfuse.templates.rowwise import ROWWISE, tidy
+from onnxfuse.templates.nest import tidy
+from onnxfuse.templates.rowwise import ROWWISE
 from tests.codegen.machines import MACHINES, V3, undefined
 
 F32 = DType.F32
