@@ -218,3 +218,12 @@ def test_folded_weights_are_still_read_from_the_input_and_it_cannot_be_the_outpu
     with pytest.raises(onnxfuse.UsageError, match="E_EXTERNAL_SIZE"):
         bundle.save(tmp_path / "p.onnx")
     assert not (tmp_path / "p.onnx").exists()
+
+
+def test_question_marks_can_be_fixed_to_different_sizes() -> None:
+    m = model("g (float[1,3,H,W] x) => (float[1,3,P,Q] y) { y = Exp(x) }")
+    for dim in m.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_param = "?"
+    bundle = onnxfuse.optimize(m, verify=False, overwrite_input_shape={"x": (1, 3, 4, 7)})
+    shape = bundle.model.graph.input[0].type.tensor_type.shape
+    assert [d.dim_value for d in shape.dim] == [1, 3, 4, 7]

@@ -88,7 +88,7 @@ def _overwrite_dim(dim: onnx.TensorShapeProto.Dimension, new: int | str, fixed: 
         return
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0 and dim.dim_value != new:
         raise UsageError("E_INPUT_SHAPE", f"{what} is fixed in the model", f"it is {dim.dim_value}, {new} was given")
-    if dim.dim_param:
+    if dim.dim_param not in ("", "?"):  # "?" is a placeholder, not one symbol
         _set_symbol(fixed, dim.dim_param, new, what)
     else:
         dim.dim_value = new
