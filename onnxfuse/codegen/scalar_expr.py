@@ -32,6 +32,7 @@ from onnxfuse.codegen.build import (
     vec,
 )
 from onnxfuse.codegen.prims import lower
+from onnxfuse.codegen.vecmath import MATH
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Acc, Apply, Expr, Lit, Load, Sym, Var, apply, children, i64, sym, syms_of, var, walk
 from onnxfuse.ir.graph import Value
@@ -433,6 +434,9 @@ def _missing(build: Builder, env: Env, e: Expr, scope: _Scope) -> list[tuple[Exp
         return [(x, scope) for x in wanted if scope.find(x) is None]
     if not isinstance(e, Apply):
         return []
+    inner = sigmoid_of(e)
+    if inner is not None:
+        return [(inner, scope)] if scope.find(inner) is None else []
     if e.prim.name != "where":
         return [(a, scope) for a in e.args if scope.find(a) is None]
     test, yes, no = e.args
@@ -497,7 +501,31 @@ def _variable(build: Builder, env: Env, e: Var) -> ir.Value:
     return build.ir.add(build.splat(base, env.lanes), build.iota(env.lanes))
 
 
+@lru_cache(maxsize=4096)
+def sigmoid_of(e: Apply) -> Expr | None:
+    """The x of an `e` that is 1/(1 + exp(-x)), which vecmath has in one piece; else None."""
+    if e.prim.name != "div" or e.dtype not in (DType.F32, DType.F64) or not _is_one(e.args[0]):
+        return None
+    total = e.args[1]
+    if not isinstance(total, Apply) or total.prim.name != "add" or not any(map(_is_one, total.args)):
+        return None
+    power = total.args[1] if _is_one(total.args[0]) else total.args[0]
+    if not isinstance(power, Apply) or power.prim.name != "exp":
+        return None
+    minus = power.args[0]
+    return minus.args[0] if isinstance(minus, Apply) and minus.prim.name == "neg" else None
+
+
+def _is_one(e: Expr) -> bool:
+    return isinstance(e, Lit) and e.value == 1
+
+
 def _apply(build: Builder, env: Env, e: Apply, scope: _Scope) -> ir.Value:
+    inner = sigmoid_of(e)
+    if inner is not None:
+        x = scope.find(inner)
+        assert x is not None
+        return MATH["sigmoid"](build, x)
     if e.prim.name == "where":
         test, yes, no = e.args
         cond = scope.find(test)
