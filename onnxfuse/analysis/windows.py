@@ -1,8 +1,9 @@
 """Sliding windows over planes: depthwise convolution and pooling.
 
 In: a kernel that reduces, over at most two static tap axes, one load whose last index slides along the output's unit
-stride axis (`sx*x + dx*kx + cx`) and, in two dimensions, whose last but one slides along another output axis. A factor
-that does not vary along the output line (the weight of a depthwise convolution) may multiply it. Out: a `Window` with
+stride axis (`sx*x + dx*kx + cx`) and, in two dimensions, whose last but one slides along another output axis. A
+pointwise expression of it that does not depend on the place in the window may stand for it (a prologue). A factor that
+does not vary along the output line (the weight of a depthwise convolution) may multiply it. Out: a `Window` with
 the strides, dilations and offsets as numbers, or a Refusal. Guards, if any, must say exactly that the element lies in
 the tensor.
 """
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from onnxfuse.analysis.roles import Parts, affine, pieces, unit_axis
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Var, axes_of, i64, lit
+from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Var, axes_of, i64, lit, loads, substitute
 from onnxfuse.ir.kernel import Kernel, Store
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.prims import Prim
@@ -56,6 +57,7 @@ class Window:
     """out[planes, y, x] = combine over taps of source[.., y', x'] (times weight), then the epilogue.
 
     x, y     the line of unit stride, and the axis across lines (y.out None: a single line)
+    value    what is combined: `source` itself or an expression of it and of loads that depend on planes only
     weight   depends on planes and taps only; None = 1
     pad      value of elements outside the source
     """
@@ -64,6 +66,7 @@ class Window:
     y: Slide
     x: Slide
     source: Load
+    value: Expr
     weight: Expr | None
     pad: Lit
     combine: Prim
@@ -87,9 +90,10 @@ def window(kernel: Kernel) -> Window | Refusal:
     if x_axis is None:
         return Refusal("WINDOW_FORM", "the output has no unit stride axis")
     weight, guarded = _weight(parts, x_axis)
-    conds, source, pad = _guarded(guarded)
-    if not isinstance(source, Load) or source.dtype is not parts.acc or len(source.index) < 1:
-        return Refusal("WINDOW_FORM", "the operand is not a bare load")
+    conds, value, pad = _guarded(guarded)
+    source = _source(value, x_axis)
+    if source is None or value.dtype is not parts.acc:
+        return Refusal("WINDOW_FORM", "the operand is not a pointwise expression of one load along the line")
     x = _slide(parts, source, len(source.index) - 1, x_axis)
     y = _across(parts, source, x)
     if x is None or y is None:
@@ -99,9 +103,10 @@ def window(kernel: Kernel) -> Window | Refusal:
         return Refusal("WINDOW_TAPS", "taps are not one static axis per dimension")
     lead = source.index[: len(source.index) - (1 if y.out is None and y.tap is None else 2)]
     sliding = taps | {a for a in (x.out, y.out) if a is not None}
-    if axes_of(*lead) & sliding or (weight is not None and axes_of(weight) & (sliding - taps)):
+    rest = substitute(value, {source: lit(0, source.dtype)})
+    if axes_of(*lead, rest) & sliding or (weight is not None and axes_of(weight) & (sliding - taps)):
         return Refusal("WINDOW_FORM", "another index slides, or the weight varies along the output")
-    alone = set() if weight is None else axes_of(weight) - taps - axes_of(source)
+    alone = set() if weight is None else axes_of(weight) - taps - axes_of(value)
     if any(not isinstance(a.extent, int) or a.extent > MAX_MULTIPLIER for a in alone):
         return Refusal("WINDOW_ROWS", "the weight has output axes of its own: a matrix product")
     if not _exact(conds, source, sliding):
@@ -110,9 +115,15 @@ def window(kernel: Kernel) -> Window | Refusal:
         return Refusal("WINDOW_GUARD", f"padding {pad.value} under a product")
     planes = tuple(a for a in parts.outer if a not in sliding)
     return Window(
-        planes, y, x, source, weight, pad, parts.combine, parts.init, parts.acc, parts.finish,
+        planes, y, x, source, value, weight, pad, parts.combine, parts.init, parts.acc, parts.finish,
         parts.result, parts.stores,
     )  # fmt: skip
+
+
+def _source(value: Expr, x: Axis) -> Load | None:
+    """The one load of `value` that varies along the output line."""
+    found = [ld for ld in loads(value) if ld.index and x in axes_of(ld)]
+    return found[0] if len(found) == 1 else None
 
 
 def _weight(parts: Parts, x: Axis) -> tuple[Expr | None, Expr]:

@@ -24,7 +24,7 @@ from onnxfuse.codegen.prims import lower
 from onnxfuse.codegen.scalar_expr import Env, emit_dim, emit_expr, emit_store, literal, open_kernel
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, acc, i64, load, sym, var, where
+from onnxfuse.ir.expr import Expr, acc, i64, load, substitute, sym, var, where
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.plan import Emitted, Schedule
@@ -125,7 +125,8 @@ def _cost(w: Window, target: Target) -> float:
     scale = w.acc.bytes / 4
     taps = 2 * w.taps * outputs * scale / (target.peak * 0.3)
     copy = inputs * scale * COPY_SECONDS
-    epilogue = pointwise_seconds(outputs * epilogue_cost(w.finish, w.stores), target, w.acc.bytes)
+    pointwise = outputs * epilogue_cost(w.finish, w.stores) + inputs * epilogue_cost(w.value, ())
+    epilogue = pointwise_seconds(pointwise, target, w.acc.bytes)
     return max(taps + copy + epilogue, (inputs + outputs) * w.acc.bytes / (4 * target.bw)) + 2e-6
 
 
@@ -235,7 +236,8 @@ def _source(w: Window, row: Axis, col: Axis, phase: int) -> Expr:
         above: Expr = i64(0) if w.y.out is None else var(w.y.out) * w.y.stride
         index[-2] = simplify(above + var(row) + w.y.offset)
         guard = guard & (index[-2] >= 0) & (index[-2] < dim_expr(w.y.size))
-    return where(simplify(guard), load(w.source.source, tuple(index), w.acc), w.pad)
+    element = load(w.source.source, tuple(index), w.source.dtype)
+    return where(simplify(guard), substitute(w.value, {w.source: element}), w.pad)
 
 
 def _weights(build: Builder, plane: Env, w: Window) -> dict[tuple[int, int], Reg]:

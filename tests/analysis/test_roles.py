@@ -8,7 +8,7 @@ from onnxfuse.analysis.roles import Contraction, affine, roles
 from onnxfuse.analysis.windows import Window, window
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, apply, i64, lit, sym, var, where
+from onnxfuse.ir.expr import Expr, Load, apply, i64, lit, load, sym, var, where
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
@@ -171,12 +171,24 @@ def test_a_window_of_one_dimension_has_no_lines_to_cross() -> None:
     assert w.y.taps == 1
 
 
+def _beside(x: Expr) -> Expr:
+    """The element after the one that `x` loads."""
+    assert isinstance(x, Load)
+    return load(x.source, (*x.index[:-1], x.index[-1] + 1), x.dtype)
+
+
+def test_a_window_may_have_a_pointwise_prologue() -> None:
+    got = window(conv(N, 6, [H, W], 6, [3, 3], groups=6, prologue=lambda x: apply("max", x, 0.0)))
+    assert isinstance(got, Window)
+    assert got.value is not got.source
+
+
 @pytest.mark.parametrize(
     ("kernel", "code"),
     [
         (matmul([], S, 8, 16), "WINDOW_ROWS"),
         (conv(N, 6, [H, W], 10, [3, 3], pads=ONE), "WINDOW_FORM"),
-        (conv(N, 6, [H, W], 6, [3, 3], groups=6, prologue=lambda x: apply("max", x, 0.0)), "WINDOW_FORM"),
+        (conv(N, 6, [H, W], 6, [3, 3], groups=6, prologue=lambda x: x + _beside(x)), "WINDOW_FORM"),
     ],
 )
 def test_windows_are_refused(kernel: Kernel, code: str) -> None:

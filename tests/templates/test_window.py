@@ -10,7 +10,7 @@ import pytest
 from onnxfuse.codegen.object import host_features
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, apply, sym
+from onnxfuse.ir.expr import Expr, Load, apply, cast, load, loads, substitute, sym
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Plan
@@ -101,6 +101,50 @@ def test_nothing_outside_of_the_image_is_touched(stride: int, side: str) -> None
         for n, size in ((2, [height, width]), (N, [H, W])):
             x, w = (rng.standard_normal(d).astype(np.float32) for d in ((2, 3, height, width), (3, 1, 3, 3)))
             within(compiled(s.kernel(n, 3, size, 3))([x, w], fence=side)[0], x, w, s)
+
+
+@pytest.mark.parametrize("fence", ["start", "end"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_prologue_under_the_guard(stride: int, fence: str) -> None:
+    """Batch normalisation and relu before a depthwise convolution: padding stays zero."""
+    scale = Value("scale", tensor(DType.F32, [4]))
+
+    def prologue(x: Expr) -> Expr:
+        assert isinstance(x, Load)
+        return apply("max", x * element(scale, x.index[1]) + 0.5, 0.0)
+
+    s = Setting([3, 3], [stride] * 2, [1, 1], ONE, 4)
+    run = compiled(s.kernel(N, 4, [H, W], 4, prologue=prologue, extra=[scale]))
+    rng = np.random.default_rng(6)
+    w, f = rng.standard_normal((4, 1, 3, 3)).astype(np.float32), rng.standard_normal(4).astype(np.float32)
+    for shape in ((2, 4, 9, 30), (1, 4, 3, 5), (1, 4, 17, 64)):
+        x = rng.standard_normal(shape).astype(np.float32)
+        got = run([x, w, f], fence=fence)[0]
+        within(got, np.maximum(x * f[:, None, None] + np.float32(0.5), 0), w, s)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_half_precision_accumulates_in_f32(stride: int) -> None:
+    s = Setting([3, 3], [stride] * 2, [1, 1], ONE, 3)
+    kernel = s.kernel(N, 3, [H, W], 3)
+    x16 = Value("X", tensor(DType.F16, kernel.inputs[0].tensor.shape))
+    kernel = retyped(kernel, kernel.inputs[0], x16)
+    rng = np.random.default_rng(7)
+    w = rng.standard_normal((3, 1, 3, 3)).astype(np.float32)
+    x = rng.standard_normal((2, 3, 11, 37)).astype(np.float16)
+    within(compiled(kernel)([x, w], fence="end")[0], x.astype(np.float32), w, s)
+
+
+def retyped(kernel: Kernel, old: Value, new: Value) -> Kernel:
+    """The kernel with an input of another dtype, converted where it is read."""
+    stage = kernel.stages[0]
+    assert stage.reduce_body is not None
+    reads = [ld for ld in loads(stage.reduce_body) if ld.source is old]
+    mapping: dict[Expr, Expr] = {ld: cast(load(new, ld.index, new.tensor.dtype), old.tensor.dtype) for ld in reads}
+    inputs = tuple(new if v is old else v for v in kernel.inputs)
+    stages = (replace(stage, reduce_body=substitute(stage.reduce_body, mapping)), *kernel.stages[1:])
+    symbols = tuple(replace(d, value=new) if d.value is old else d for d in kernel.dims)
+    return replace(kernel, inputs=inputs, stages=stages, dims=symbols)
 
 
 def test_one_dimension() -> None:
