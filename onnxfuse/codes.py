@@ -66,6 +66,7 @@ CODES: tuple[Code, ...] = (
     Code("UN_ARITY", "lower", "inputs or outputs the op table's entry does not know"),
     Code("UN_OPSET", "lower", "the formula of the operator needs another opset"),
     Code("UN_DATA_DEPENDENT", "lower", "shape or index depends on data that is known only when the model runs"),
+    Code("UN_MISFIT", "lower", "the node's attributes or shapes are not what its operator allows"),
     Code("UN_SHAPE_MISMATCH", "lower", "the shapes do not fit the operator"),
     Code("UN_FORMULA", "lower", "a composite operator could not be decomposed"),
     # -- stage A

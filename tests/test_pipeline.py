@@ -227,3 +227,25 @@ def test_question_marks_can_be_fixed_to_different_sizes() -> None:
     bundle = onnxfuse.optimize(m, verify=False, overwrite_input_shape={"x": (1, 3, 4, 7)})
     shape = bundle.model.graph.input[0].type.tensor_type.shape
     assert [d.dim_value for d in shape.dim] == [1, 3, 4, 7]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs"),
+    [
+        ("Transpose", {"x": [2, 3]}, {"perm": [0, 5]}),
+        ("MaxPool", {"x": [1, 1, 4, 4]}, {"kernel_shape": [2]}),
+        ("Conv", {"x": [1, 1, 4, 4], "w": [1, 1, 3, 3]}, {"strides": [1]}),
+        ("Concat", {"x": [2, 3], "w": [2]}, {"axis": 0}),
+        ("LRN", {"x": [1, 3]}, {"size": 0}),
+    ],
+)
+def test_a_node_that_does_not_fit_its_operator_is_left_to_the_runtime(
+    op: str, inputs: dict[str, list[int]], attrs: dict[str, int | list[int]]
+) -> None:
+    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
+    node = helper.make_node(op, list(inputs), ["y"], **attrs)
+    given = [helper.make_tensor_value_info(name, float32, shape) for name, shape in inputs.items()]
+    graph = helper.make_graph([node], "g", given, [helper.make_tensor_value_info("y", float32, None)])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    bundle = onnxfuse.optimize(made, verify=False)
+    assert [item.refusal.code for item in bundle.partition.left] == ["UN_MISFIT"]
