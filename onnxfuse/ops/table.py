@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -212,18 +212,20 @@ _MISFITS = (
 )
 
 
-def _answering(ask: Callable[Concatenate[Node, P], R]) -> Callable[Concatenate[Node, P], R]:
+def _answering(ask: Callable[P, R]) -> Callable[P, R]:
     """A body meets attributes and shapes that nobody checked (perm=[0, 5], kernel_shape of another rank).
 
-    Whatever it stumbles over is a reason to leave the node to onnxruntime, which refuses it or knows better. The samples
-    of tests/ops fail when an entry declines what it should cover, so this hides no mistake of ours.
+    Whatever it stumbles over is a reason to leave the node to onnxruntime, which refuses it or knows better. The
+    samples of tests/ops fail when an entry declines what it should cover, so this hides no mistake of ours.
     """
 
     @wraps(ask)
-    def run(node: Node, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return ask(node, *args, **kwargs)
+            return ask(*args, **kwargs)
         except _MISFITS as error:
+            node = args[0]
+            assert isinstance(node, Node)
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise Unsupported("UN_MISFIT", f"{node.op} node {node.name!r} does not fit its entry", what) from error
 
