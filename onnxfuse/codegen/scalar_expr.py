@@ -692,5 +692,5 @@ def _lane_offsets(build: Builder, env: Env, rest: ir.Value, step: ir.Value) -> i
 
 __all__ = [
     "Buffer", "Env", "affine", "contiguous", "emit_dim", "emit_expr", "emit_store", "flat_index", "in_range",
-    "literal", "open_kernel",
+    "literal", "open_kernel", "sigmoid_of",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ MAX_ULP: dict[str, tuple[float, float]] = {
     "exp": (1.5, 2.0), "log": (1.5, 2.0), "log1p": (2.0, 3.0), "sin": (1.0, 2.0), "cos": (1.0, 2.0), "tan": (1.0, 4.0),
     "asin": (1.0, 3.0), "acos": (1.0, 3.0), "atan": (1.0, 2.0), "sinh": (1.0, 4.0), "cosh": (1.0, 3.0),
     "tanh": (3.0, 4.0), "asinh": (1.0, 4.0), "acosh": (1.0, 4.0), "atanh": (1.0, 4.0), "erf": (2.5, 3.0),
-    "pow": (1.0, 4.0),
+    "pow": (1.0, 4.0), "sigmoid": (2.5, 3.0),
 }  # fmt: skip
 
 # (exp(r) - 1 - r)/r^2 on +-0.3475
@@ -325,6 +325,21 @@ def _tame_expm1(x: _Num) -> _Num:
 
 def _exp(x: _Num) -> _Num:
     return _exp_core(x)
+
+
+def _sigmoid(x: _Num) -> _Num:
+    """1/(1 + exp(-x)) as one function: 1 + e forgives a tiny e, so one scaling does, and it merges with the sum.
+
+    Where exp(-x) overflows the result is 0, as that of the single operations is.
+    """
+    exp0, half = (127, 64) if x.single else (1023, 512)
+    # Below these the sum is 1, above them infinite.
+    c = (-x).at_most(105.0 if x.single else 748.0).at_least(-30.0 if x.single else -50.0)
+    n, power = _power(c, exp0 - half)
+    hi, lo = _LN2_F32 if x.single else _LN2_F64
+    s = x.from_bits(power)
+    e = s.fma(_exp_fraction(n.fma(-lo, n.fma(-hi, c))), s)
+    return 1.0 / e.fma(2.0**half, 1.0)
 
 
 # ---- log ----
@@ -821,4 +836,5 @@ MATH: dict[str, MathFn] = {
     "atanh": _widened(_atanh),
     "erf": _native(_erf),
     "pow": _widened(_pow, aware=True),
+    "sigmoid": _native(_sigmoid),  # no primitive: 1/(1 + exp(-x))
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from onnxfuse.codegen.build import F32, PTR, VOID, Builder
-from onnxfuse.codegen.scalar_expr import Buffer, Env, affine, emit_expr, emit_store, flat_index, in_range
+from onnxfuse.codegen.scalar_expr import Buffer, Env, affine, emit_expr, emit_store, flat_index, in_range, sigmoid_of
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, apply, i64, lit, load, sym, var, where
+from onnxfuse.ir.expr import Expr, apply, cast, i64, lit, load, sym, var, where
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.simplify import simplify
@@ -139,3 +139,19 @@ def test_opaque_strides_and_bound_expressions():
         assert "load float" not in str(build.module)
         emit_expr(build, env, at(x, i, j))
         assert "load float" in str(build.module)
+
+
+def test_the_sigmoid_is_recognised_and_nothing_else():
+    x = sym("x")
+    a = cast(x, DType.F32)
+    one, e = lit(1.0, DType.F32), apply("exp", apply("neg", a))
+    assert sigmoid_of(one / (one + e)) is a
+    assert sigmoid_of(one / (e + one)) is a
+    for other in (
+        one / (one + apply("exp", a)),
+        a / (one + e),
+        one / (one - e),
+        one / (lit(2.0, DType.F32) + e),
+        one + e,
+    ):
+        assert sigmoid_of(other) is None

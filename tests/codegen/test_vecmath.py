@@ -27,7 +27,7 @@ STEP = 1 << 13  # every STEP-th f32 bit pattern; 1 for all of them (slow test)
 def compiled(target: Target, dtype: DType) -> tuple[Scrap, int]:
     lanes = target.lanes(dtype.bytes)
     pieces = {}
-    for name in (*UNARY, "pow"):
+    for name in MATH:
         for n in (lanes, 1):
             args = [dtype] * (2 if name == "pow" else 1)
             pieces[f"{name}.{n}"] = (args, dtype, n, lambda b, regs, f=MATH[name]: f(b, *regs))
@@ -38,6 +38,9 @@ def reference(name: str, x: np.ndarray) -> np.ndarray:
     """In f64 for f32 arguments, in 80 bits for f64 arguments."""
     wide = np.longdouble if x.dtype == np.float64 else np.float64
     with np.errstate(all="ignore"):
+        if name == "sigmoid":
+            e = np.exp(-x.astype(wide))
+            return 1 / (1 + np.where(e > np.finfo(x.dtype).max, np.inf, e))
         if name == "erf":
             return np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64))
         return getattr(np, NUMPY.get(name, name))(x.astype(wide))
@@ -78,7 +81,7 @@ def patterns(step: int, start: int = 0, count: int = 1 << 32) -> np.ndarray:
     return np.resize(x, -(-len(x) // 16) * 16)
 
 
-@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("name", [*UNARY, "sigmoid"])
 @pytest.mark.parametrize("target", MACHINES)
 def test_f32_error_over_sampled_bit_patterns(target, name):
     x = patterns(STEP + 3)
@@ -87,7 +90,7 @@ def test_f32_error_over_sampled_bit_patterns(target, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("name", [*UNARY, "sigmoid"])
 def test_f32_error_over_all_bit_patterns(name):
     target = MACHINES[1].values[0]
     for start in range(0, 1 << 32, 1 << 24):
@@ -111,7 +114,7 @@ def f64_samples(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 @pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="the oracle is 80-bit long double")
-@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("name", [*UNARY, "sigmoid"])
 @pytest.mark.parametrize("target", MACHINES)
 def test_f64_error_over_samples(target, name, rng):
     x = f64_samples(rng, 4000)
@@ -142,4 +145,4 @@ def test_pow_error_and_special_cases(target, dtype, rng):
 
 
 def test_every_function_states_its_error():
-    assert set(MATH) == set(MAX_ULP) == {*UNARY, "pow"}
+    assert set(MATH) == set(MAX_ULP) == {*UNARY, "pow", "sigmoid"}
