@@ -18,7 +18,7 @@ from onnxfuse.templates.microkernel import Tile, tile_for
 FEW_ROWS = 4  # products bound by reading b
 MANY_ROWS = 256  # rows from which packing b costs next to nothing
 SHALLOW = 256  # depth up to which a panel of b that is spread over many pages is read in place
-FRIENDLY = 1 << 17  # depth * gcd(row of b, 4096 bytes) up to which b is read in place
+FRIENDLY = 1 << 16  # depth * gcd(row of b, 4096 bytes) up to which b is read in place
 
 
 class Access(StrEnum):
