@@ -62,8 +62,8 @@ class Design:
 
     @property
     def rows_outer(self) -> bool:
-        """Tiles follow each other along the rows of the output: the block of b stays in L2, a is read once."""
-        return self.b is not Access.CONST and not (self.packs_b and self.a is Access.CONST)
+        """Tiles follow each other along the rows of the output: where b is read in place, that is its order in memory."""
+        return self.b in (Access.DIRECT, Access.DOT)
 
     @property
     def thin(self) -> bool:
@@ -162,7 +162,7 @@ def _limits(a: Access, b: Access, rows: Dim) -> tuple[int, int, int, int]:
         return (512 if a in (Access.ROWS, Access.COLUMNS) else 768), 384, 192, 96
     if a is Access.CONST:
         return 384, 96, 384, 96
-    return 384 if a is Access.DIRECT else 256, 192, 384, 96
+    return 256, 256, 384, 96
 
 
 def _taps(c: Contraction) -> int:
