@@ -6,13 +6,17 @@
       for each block of K (KC deep):
         pack the block of b      (columns of a convolution are evaluated here; constants were packed at creation)
         for each sub-block of rows (stays in L2 while the columns pass by):
-          pack the block of a
-          for each panel of NR columns (stays in L1), for each tile of MR rows:
+          pack the block of a, unless it is read in place
+          for each panel of NR columns, for each tile of MR rows (the other way round where b is read in place):
             micro-kernel: tile += a * b
             after the last block of K: epilogue on the tile, stores
 
-Between blocks of K the tiles rest in scratch. How an operand is read is its `Access`; everything but the tile sizes may
-be a run-time value. The order of summation depends on K alone, so results do not depend on the split into tasks.
+A full tile that one block of K completes stays in registers up to its stores; otherwise tiles rest in scratch between
+blocks of K. How an operand is read is its `Access`; everything but the tile sizes may be a run-time value. The order of
+summation depends on K and the place in the output alone, so results do not depend on the number of threads.
+
+Files: gemm_design (decisions), gemm_blocks (sizes at run time, tasks), gemm_const (constants), gemm_operands (blocks of
+a and b), gemm_loops, gemm_epilogue, microkernel, packing.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Design:
 
     @property
     def rows_outer(self) -> bool:
-        """Tiles follow each other along the rows of the output: where b is read in place, that is its order in memory."""
+        """Tiles follow each other along the rows of the output, the order in which b lies in memory."""
         return self.b in (Access.DIRECT, Access.DOT)
 
     @property
