@@ -249,3 +249,26 @@ def test_a_node_that_does_not_fit_its_operator_is_left_to_the_runtime(
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     bundle = onnxfuse.optimize(made, verify=False)
     assert [item.refusal.code for item in bundle.partition.left] == ["UN_MISFIT"]
+
+
+def test_a_reshape_behind_a_group_is_the_shape_of_its_output(tmp_path: Path) -> None:
+    m = model("""g (float[N,6,4] x) => (float[N,3,8] y, float[N,6,4] z) {
+        e = Exp(x)
+        s = Softmax(e)
+        shape = Constant<value_ints=[-1,3,8]>()
+        y = Reshape(s, shape)
+        z = Mul(e, x)
+    }""")
+    plans = agrees(m, tmp_path, {"x": random(2, 6, 4)}, {"x": random(0, 6, 4)})
+    assert not plans.refused
+    assert [str(t) for k in plans.plans for t in k.kernel.renamed if t is not None] == ["f32[d0,3,8]"]
+
+
+def test_a_reshaped_value_that_others_read_is_not_renamed(tmp_path: Path) -> None:
+    m = model("""g (float[2,6] x) => (float[3,4] y, float[2,6] s) {
+        s = Softmax(x)
+        shape = Constant<value_ints=[3,4]>()
+        y = Reshape(s, shape)
+    }""")
+    plans = agrees(m, tmp_path, {"x": random(2, 6)})
+    assert [r.code for r in plans.refused.values()] == ["NF_FREE_VIEW"]

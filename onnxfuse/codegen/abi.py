@@ -175,7 +175,7 @@ def _descriptor(data: _Data, part: Part) -> ir.GlobalVariable:
     fast = _variant(data, kernel, part.fast, "")
     general = fast if part.general is None else _variant(data, kernel, part.general, f"{GENERAL}.")
     types_in = [v.tensor for v in kernel.inputs]
-    types_out = [v.tensor for v in kernel.outputs]
+    types_out = kernel.made
     errors = [
         ir.Constant.literal_struct([data.text(f.text), ir.Constant(I64, int(f.show_expected))]) for f in part.faults
     ]

@@ -35,7 +35,7 @@ class Fault:
 
 def env_words(kernel: Kernel) -> int:
     """Length of a kernel's env."""
-    ranks = sum(v.tensor.rank for v in (*kernel.inputs, *kernel.outputs))
+    ranks = sum(v.tensor.rank for v in kernel.inputs) + sum(t.rank for t in kernel.made)
     return max(ENV_MIN, len(kernel.dims) + ranks)
 
 
@@ -148,10 +148,10 @@ class _Dims:
     def outputs(self) -> list[ir.Value]:
         b = self.build.ir
         out: list[ir.Value] = []
-        for j, v in enumerate(self.kernel.outputs):
-            total: ir.Value = self.build.i64(v.tensor.dtype.bytes)
+        for j, (v, made) in enumerate(zip(self.kernel.outputs, self.kernel.made, strict=True)):
+            total: ir.Value = self.build.i64(made.dtype.bytes)
             where = f"{self.title()}: output {j} ({v.name})"
-            for axis, dim in enumerate(v.tensor.shape):
+            for axis, dim in enumerate(made.shape):
                 n = self.build.i64(dim) if isinstance(dim, int) else self.value(dim)
                 good = b.icmp_signed(">=", n, self.build.i64(0))
                 self.require(Fault(f"{where} axis {axis}: expected at least "), good, self.build.i64(0), n)

@@ -424,12 +424,12 @@ def _calls(x: Kernels | Plans, kernels: tuple[Kernel, ...]) -> None:
         c.item = call
         c.need(call.kernel in kernels, "IR_PLAN", f"group {gid} calls {call.kernel.name}, which is not there")
         c.need(gid not in x.refused, "IR_PLAN", f"group {gid} has a kernel and is refused")
-        pairs = [(call.inputs, call.kernel.inputs), (call.outputs, call.kernel.outputs)]
+        pairs = [(call.inputs, [v.tensor for v in call.kernel.inputs]), (call.outputs, list(call.kernel.made))]
         for have, want in pairs:
             c.need(len(have) == len(want), "IR_PLAN", f"group {gid} passes {len(have)} values for {len(want)}")
-            for v, w in zip(have, want, strict=True):
-                fits = v.type is not None and (v.type.dtype, v.type.rank) == (w.tensor.dtype, w.tensor.rank)
-                c.need(fits, "IR_PLAN", f"group {gid} passes {v}: {v.type} as {w}: {w.type}")
+            for v, t in zip(have, want, strict=True):
+                fits = v.type is not None and (v.type.dtype, v.type.rank) == (t.dtype, t.rank)
+                c.need(fits, "IR_PLAN", f"group {gid} passes {v}: {v.type} as {t}")
     known = {g.id for g in x.partition.groups}
     have_verdict = set(x.calls) | set(x.refused)
     c.item = x

@@ -335,7 +335,7 @@ def run_kernel(kernel: Kernel, inputs: Sequence[Array]) -> list[Array]:
     outs = {v: np.zeros(shape_of(v.tensor, syms), v.tensor.dtype.numpy) for v in kernel.outputs}
     whole = _whole(kernel.outer, syms)
     if 0 in whole.shape:
-        return [outs[v] for v in kernel.outputs]
+        return _as_seen(kernel, outs, syms)
     row = max(
         [math.prod(shape_of(x.type, syms)) for x in kernel.locals]
         + [math.prod(_whole(s.axes, syms).shape) for s in kernel.stages]
@@ -346,7 +346,12 @@ def run_kernel(kernel: Kernel, inputs: Sequence[Array]) -> list[Array]:
         env = Env(outer, syms, {**arrays, **outs, **buffers}, private=private, outer=outer)
         for stage in kernel.stages:
             _run_stage(stage, env)
-    return [outs[v] for v in kernel.outputs]
+    return _as_seen(kernel, outs, syms)
+
+
+def _as_seen(kernel: Kernel, outs: Mapping[Value, Array], syms: Syms) -> list[Array]:
+    """Outputs under the shapes the runtime sees."""
+    return [outs[v].reshape(shape_of(t, syms)) for v, t in zip(kernel.outputs, kernel.made, strict=True)]
 
 
 def _run_stage(stage: Stage, env: Env) -> None:

@@ -119,6 +119,13 @@ class Kernel:
     maybe: tuple[tuple[Expr, Expr], ...] = ()
     origin: tuple[str, ...] = ()
     needs: tuple[Expr, ...] = ()  # comparisons of dimensions that must hold, else the kernel reports an error
+    renamed: tuple[TensorType | None, ...] = ()  # outputs the runtime sees under another shape (same memory order)
+
+    @property
+    def made(self) -> tuple[TensorType, ...]:
+        """Types of the outputs as the runtime sees them; the code stores by the types of `outputs`."""
+        new = self.renamed or (None,) * len(self.outputs)
+        return tuple(v.tensor if t is None else t for v, t in zip(self.outputs, new, strict=True))
 
     @property
     def loads(self) -> list[Load]:

@@ -665,7 +665,14 @@ def _kernel(r: _Reader) -> Kernel:
     r.need("(")
     inputs = r.many(param, ")")
     r.need("->", "(")
-    outputs = r.many(lambda: _typed(r), ")")
+    renamed: list[TensorType | None] = []
+
+    def result() -> Value:
+        v = _typed(r)
+        renamed.append(_type(r) if r.eat("as") else None)
+        return v
+
+    outputs = r.many(result, ")")
     r.need("outer")
     outer = _axes(r)
     shared = r.axes
@@ -698,7 +705,7 @@ def _kernel(r: _Reader) -> Kernel:
             stages.append(_stage(r))
     return Kernel(
         name, inputs, outputs, outer, tuple(stages), tuple(buffers), frozenset(consts), tuple(dims), tuple(checks),
-        tuple(maybe), origin, tuple(needs),
+        tuple(maybe), origin, tuple(needs), tuple(renamed) if any(renamed) else (),
     )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ Layout is free; `;` starts a comment. A name that is not plain is quoted: %"a b"
                 ["imports" "{" STR ":" INT {"," ...} "}"] "{" {const | default | node} "}"
     loops     = "loops" STR "(" typed... ")" "->" "(" value... ")" "{" {const | compute | "opaque" node refused} "}"
     partition = "partition" "{" loops {group} ["left" INT {"," INT}] {layout} {decision} "}"
-    kernel    = "kernel" STR "(" {["const"] typed} ")" "->" "(" typed... ")" "outer" axes ["from" STR {"," STR}]
-                "{" {dim | check | maybe | need | local | stage} "}"
+    kernel    = "kernel" STR "(" {["const"] typed} ")" "->" "(" {typed ["as" type]} ")" "outer" axes
+                ["from" STR {"," STR}] "{" {dim | check | maybe | need | local | stage} "}"
 
     typed     = value ":" type                          type = DTYPE "[" [expr {"," expr}] "]" | "?"
     const     = "const" typed "=" data                  data = "{" scalar {"," scalar} "}" | "#" HASH
@@ -502,9 +502,13 @@ def _body_lines_flat(e: Expr, names: Names) -> str:
     return " ".join([f"let {name} = {line} in" for name, line in lets] + [text])
 
 
+def _seen(k: Kernel) -> tuple[TensorType | None, ...]:
+    return k.renamed or (None,) * len(k.outputs)
+
+
 def _kernel(k: Kernel, names: Names) -> Iterator[Line]:
     ins = ", ".join(("const " if v in k.consts else "") + _typed(v, names) for v in k.inputs)
-    outs = ", ".join(_typed(v, names) for v in k.outputs)
+    outs = ", ".join(_typed(v, names) + (f" as {t}" if t else "") for v, t in zip(k.outputs, _seen(k), strict=True))
     names.axes = {}
     names.scope(k.outer, [r for s in k.stages for r in s.roots])
     origin = _strings("from", k.origin, names)

@@ -154,9 +154,9 @@ class Jitted:
             buffer.data[:] = np.frombuffer(a.tobytes(), np.uint8)
         at = len(kernel.dims) + len(shapes)
         outputs, out_shapes = [], []
-        for v in kernel.outputs:
-            shape = tuple(int(d) for d in env[at : at + v.tensor.rank])
-            at += v.tensor.rank
+        for v, made in zip(kernel.outputs, kernel.made, strict=True):
+            shape = tuple(int(d) for d in env[at : at + made.rank])
+            at += made.rank
             width = v.tensor.dtype.bytes
             outputs.append(memory(f"output {v.name}", math.prod(shape) * width, shift, width))
             out_shapes.append(shape)

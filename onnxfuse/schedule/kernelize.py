@@ -12,6 +12,7 @@ function body must be shareable too), is the key; its hash is in the kernel's na
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,12 +22,12 @@ from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.expr import FALSE, TRUE, Expr, Load, i64, sym, var
 from onnxfuse.ir.graph import Constant, Value, fresh_name
 from onnxfuse.ir.kernel import Kernel, Local, Stage, Store
-from onnxfuse.ir.loops import Axis, LoopGraph
+from onnxfuse.ir.loops import Axis, Compute, LoopGraph, depends
 from onnxfuse.ir.partition import Decision, Group, Partition, Relation, Verdict, make_group
 from onnxfuse.ir.plan import Call, Kernels
 from onnxfuse.ir.simplify import same, simplify
 from onnxfuse.ir.text import show
-from onnxfuse.ir.types import Dim, tensor
+from onnxfuse.ir.types import Dim, TensorType, tensor
 from onnxfuse.schedule.localize import Localizer, input_checks, maybe_pairs
 from onnxfuse.schedule.program import Program, program
 
@@ -35,6 +36,7 @@ NAME_OPS = 6  # op names that go into a kernel's name
 
 def kernelize(partition: Partition) -> Kernels:
     """A kernel for every group (see the module docstring)."""
+    partition, tails = _absorbed(partition)
     names = {item.node.name for item in partition.loops.items}
     kernels: dict[str, Kernel] = {}
     calls: dict[int, Call] = {}
@@ -43,7 +45,7 @@ def kernelize(partition: Partition) -> Kernels:
     decisions: list[Decision] = []
     split_id = 1 + max((g.id for g in partition.groups), default=0)
     for group in partition.groups:
-        parts, why = _buildable(group, split_id, partition.loops)
+        parts, why = _buildable(group, split_id, partition.loops, tails.get(group.id))
         split_id += len(parts)
         if why is not None:
             decisions.append(_split_record(group, why))
@@ -65,11 +67,11 @@ Consts = Mapping[Value, Constant]
 
 
 def _buildable(
-    group: Group, next_id: int, loops: LoopGraph
+    group: Group, next_id: int, loops: LoopGraph, tail: Compute | None
 ) -> tuple[list[tuple[Group, Built | Refusal]], Unsupported | None]:
     """The group with its kernel, or its members one by one."""
     try:
-        return [(group, _build(group, loops))], None
+        return [(group, _build(group, loops, tail))], None
     except Unsupported as error:
         if len(group.members) == 1 or error.code != "NF_ONE_KERNEL":
             return [(group, error.refusal())], None
@@ -91,19 +93,19 @@ def _split_record(group: Group, why: Unsupported) -> Decision:
     return Decision("K", first, last, Relation.VERTICAL, Verdict.REFUSED, why.code, facts)
 
 
-def _build(group: Group, loops: LoopGraph) -> Built:
-    made = program(group)
-    if _is_free_view(group, made):
+def _build(group: Group, loops: LoopGraph, tail: Compute | None = None) -> Built:
+    made = program(group if tail is None else _without(group, tail))
+    if _is_free_view(made):
         raise Unsupported("NF_FREE_VIEW", "only renames memory; the runtime does that without a copy")
     try:
-        return _Canon(group, made, loops).build()
+        return _Canon(group, made, loops, tail).build()
     except Unsupported as error:
         if error.code != "UN_UNBOUND_DIM":
             raise
-    return _Canon(group, made, loops).build(with_data=True)
+    return _Canon(group, made, loops, tail).build(with_data=True)
 
 
-def _is_free_view(group: Group, made: Program) -> bool:
+def _is_free_view(made: Program) -> bool:
     """One value, read element by element in memory order: a reshape."""
     if len(made.stages) != 1 or made.stages[0].reduce is not None:
         return False
@@ -124,12 +126,53 @@ def _flat(index: Sequence[Expr], shape: Sequence[Dim]) -> Expr:
     return simplify(offset)
 
 
+# --- views at the end of a group ---
+def _absorbed(partition: Partition) -> tuple[Partition, dict[int, Compute]]:
+    """Groups take over the reshape that is the only reader of what they write: the kernel stores the same memory.
+
+    Returns the partition and, for every such group, the view (its last member).
+    """
+    groups = {g.id: g for g in partition.groups}
+    owner = {v: g.id for g in partition.groups for v in g.writes}
+    readers = Counter(v for g in partition.groups for c in g.members for v in dict.fromkeys(depends(c)))
+    held = {v for o in partition.left for v in depends(o)} | set(partition.loops.outputs)
+    tails: dict[int, Compute] = {}
+    for g in partition.groups:
+        home = owner.get(g.reads[0]) if len(g.members) == 1 and g.reads else None
+        if home is None or home in tails:
+            continue
+        (view,), source = g.members, g.reads[0]
+        fixed = all(v is source or v in partition.loops.consts for v in depends(view))
+        if not fixed or readers[source] != 1 or source in held or not _is_free_view(program(g)):
+            continue
+        host = groups[home]
+        writes = tuple(view.out if v is source else v for v in host.writes)
+        groups[home] = replace(host, members=(*host.members, view), writes=writes)
+        del groups[g.id]
+        owner[view.out] = home
+        tails[home] = view
+    if not tails:
+        return partition, {}
+    return replace(partition, groups=tuple(g for g in groups.values())), tails
+
+
+def _without(group: Group, tail: Compute) -> Group:
+    """The group before it took over the view."""
+    return replace(group, members=group.members[:-1], writes=_stored(group, tail))
+
+
+def _stored(group: Group, tail: Compute | None) -> tuple[Value, ...]:
+    """The values the code writes: what a view at the end renames stands for the view."""
+    return group.writes if tail is None else tuple(tail.reads[0] if v is tail.out else v for v in group.writes)
+
+
 # --- canonical kernels ---------------------------------------------------------------------------------------------
 class _Canon:
     """One kernel in canonical names."""
 
-    def __init__(self, group: Group, made: Program, loops: LoopGraph) -> None:
+    def __init__(self, group: Group, made: Program, loops: LoopGraph, tail: Compute | None) -> None:
         self.group = group
+        self.stored = _stored(group, tail)
         self.made = made
         self.consts = loops.consts
         self.facts = loops.facts
@@ -145,7 +188,7 @@ class _Canon:
         if with_data:
             self.loc.bind_data(pairs, self.facts)
         typed = {v: self._typed(f"x{k}", v, strict=self._is_read(v)) for k, v in enumerate(self.inputs)}
-        outputs = {v: self._typed(f"y{k}", v, strict=True) for k, v in enumerate(self.group.writes)}
+        outputs = {v: self._typed(f"y{k}", v, strict=True) for k, v in enumerate(self.stored)}
         local = {v: self._typed(f"t{k}", v, strict=True) for k, v in enumerate(self.made.locals)}
         axes = self._axes()
         loc = Localizer({var(a): var(b) for a, b in axes.items()}, {**typed, **local}, self.loc.rules, own=self.loc.own)
@@ -159,7 +202,7 @@ class _Canon:
         kernel = Kernel(
             name="",
             inputs=tuple(typed[v] for v in self.inputs),
-            outputs=tuple(outputs[v] for v in self.group.writes),
+            outputs=tuple(outputs.values()),
             outer=tuple(axes[a] for a in self.made.outer),
             stages=stages,
             locals=tuple(Local(v) for v in local.values()),
@@ -168,11 +211,20 @@ class _Canon:
             checks=checks,
             maybe=maybe_pairs(roots, extents),
             needs=tuple(self._needs()),
+            renamed=self._renamed(),
         )
         key = show(kernel) + _wiring(self.group, self.inputs, self.consts)
         digest = hashlib.sha256(key.encode()).hexdigest()[:8]
         origin = tuple(dict.fromkeys(o for c in self.group.members for o in c.origin))
         return key, replace(kernel, name=f"{_label(self.group)}_{digest}", origin=origin), self.inputs
+
+    def _renamed(self) -> tuple[TensorType | None, ...]:
+        """Shapes under which the runtime sees outputs that end in a view."""
+        if self.stored == self.group.writes:
+            return ()
+        pairs = zip(self.group.writes, self.stored, strict=True)
+        seen = [None if w is v else w.tensor for w, v in pairs]
+        return tuple(None if t is None else tensor(t.dtype, [self.loc.dim(d) for d in t.shape]) for t in seen)
 
     def _needs(self) -> Iterator[Expr]:
         """What the members' dimensions must satisfy, each once, in the kernel's symbols."""
