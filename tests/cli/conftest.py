@@ -18,8 +18,9 @@ class Result:
 
 
 @pytest.fixture
-def onnxfuse(capsys):
+def onnxfuse(capsys, monkeypatch):
     """`onnxfuse("compare", "a.onnx", ...)` -> exit code, standard output, standard error."""
+    monkeypatch.setenv("COLUMNS", "120")  # tables and messages wrap at the width of the terminal
 
     def run(*arguments):
         code = cli.run_arguments([str(a) for a in arguments])
