@@ -238,6 +238,12 @@ def columns(timings: Sequence[Timing]) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
+def ratios_only(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """The table without absolute times: those say more about the machine than about us."""
+    keep = [k for k, title in enumerate(header) if not title.endswith(" ms")]
+    return [header[k] for k in keep], [[row[k] for k in keep] for row in rows]
+
+
 def _line(timing: Timing) -> str:
     parts = [f"{name} {ms:.2f} ms" for name, ms in timing.times.items()]
     parts += [f"ratio to {name} {r[1]:.2f} ({r[0]:.2f}-{r[2]:.2f})" for name, r in timing.ratios.items()]
@@ -253,7 +259,7 @@ def update_readme(path: Path, timings: Sequence[Timing]) -> None:
     if not pattern.search(text):
         raise SystemExit(f"{path} has no {BEGIN} ... {END}")
     note = f"onnxruntime {onnxruntime.__version__} at ENABLE_ALL, {cpu_name()}. Ratio above 1: onnxfuse is faster."
-    body = f"{BEGIN}\n`python tools/bench.py --update-readme`: {note}\n\n{markdown(*columns(timings))}\n{END}"
+    body = f"{BEGIN}\n`python tools/bench.py --update-readme`: {note}\n\n{markdown(*ratios_only(*columns(timings)))}\n{END}"
     path.write_text(pattern.sub(lambda _: body, text))
 
 
