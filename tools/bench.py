@@ -259,7 +259,8 @@ def update_readme(path: Path, timings: Sequence[Timing]) -> None:
     if not pattern.search(text):
         raise SystemExit(f"{path} has no {BEGIN} ... {END}")
     note = f"onnxruntime {onnxruntime.__version__} at ENABLE_ALL, {cpu_name()}. Ratio above 1: onnxfuse is faster."
-    body = f"{BEGIN}\n`python tools/bench.py --update-readme`: {note}\n\n{markdown(*ratios_only(*columns(timings)))}\n{END}"
+    rows = markdown(*ratios_only(*columns(timings)))
+    body = f"{BEGIN}\n`python tools/bench.py --update-readme`: {note}\n\n{rows}\n{END}"
     path.write_text(pattern.sub(lambda _: body, text))
 
 
