@@ -205,6 +205,7 @@ CODES: tuple[Code, ...] = (
     Code("E_DIM", "generate", "a dimension of the kernel is bound by no input"),
     Code("E_CPU_FEATURE", "generate", "no test is known for a CPU feature of the target"),
     Code("E_TEMPLATE", "generate", "the template did not write all functions of the kernel"),
+    Code("E_EMIT", "generate", "a template failed while writing the code of a kernel"),
     Code("E_LLVM", "generate", "LLVM refused the generated code"),
     Code("E_LLVM_ASM", "generate", "inline assembly of another architecture"),
     Code("E_LLVM_CRASH", "generate", "LLVM gave up on the generated code"),

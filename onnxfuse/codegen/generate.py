@@ -152,6 +152,9 @@ def _start(plan: Plan, target: Target, compiler: Compiler) -> tuple[Module, Futu
         module = emit_module(plan, target)
     except CompileError as e:
         return e
+    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+        # A template that trips over one kernel must not sink the model: the kernel is refused, strict shows it.
+        return CompileError("E_EMIT", f"template {plan.schedule.template} failed", f"{type(e).__name__}: {e}")
     return module, compiler.submit(module.text)
 
 
