@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, Union
@@ -171,16 +172,14 @@ def topological(nodes: Iterable[Node], available: Iterable[Value]) -> tuple[Node
     pending = list(nodes)
     made_by = {v: i for i, n in enumerate(pending) for v in n.results}
     ready_values = set(available)
-    missing = [sum(1 for v in dict.fromkeys(n.reads) if v not in ready_values) if True else 0 for n in pending]
-    if all(v in made_by or v in ready_values for n in pending for v in n.reads) is False:
+    if not all(v in made_by or v in ready_values for n in pending for v in n.reads):
         return None
+    missing = [sum(v not in ready_values for v in dict.fromkeys(n.reads)) for n in pending]
     readers: dict[Value, list[int]] = {}
     for i, n in enumerate(pending):
         for v in dict.fromkeys(n.reads):
             if v not in ready_values:
                 readers.setdefault(v, []).append(i)
-    import heapq
-
     heap = [i for i, m in enumerate(missing) if m == 0]
     heapq.heapify(heap)
     out: list[Node] = []
