@@ -39,6 +39,7 @@ def optimize(
     custom_op_library: Sequence[str | PathLike[str]] = (),
     exact_conv: bool = False,
     strict: bool = False,
+    cache: bool = True,
     trace: Trace | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Bundle:
@@ -67,6 +68,7 @@ def optimize(
         custom_op_library: libraries of the custom ops the model itself uses, for the check.
         exact_conv: no Winograd, convolutions are plain sums of products.
         strict: fail where something cannot be compiled.
+        cache: take kernels compiled before from the disk, and keep new ones there.
         trace: hook that sees the result of every stage.
         progress: called with the name of every stage as it starts.
 
@@ -106,6 +108,7 @@ def optimize(
         save_as_external_data=save_as_external_data,
         exact_conv=exact_conv,
         strict=strict,
+        cache=cache,
     )
     bundle = run(model, config, trace, progress)
     if verify:

@@ -197,6 +197,9 @@ def optimize(
         bool, typer.Option("--exact-conv", help="No Winograd: convolutions are plain sums of products.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail where something cannot be compiled.")] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Compile everything anew; else kernels compiled before are reused.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything, write nothing.")] = False,
     json: Json = False,
     verbose: Verbose = False,
@@ -218,6 +221,7 @@ def optimize(
         save_as_external_data=save_as_external_data,
         exact_conv=exact_conv,
         strict=strict,
+        cache=not no_cache,
     )
     # Imported here: onnx, onnxruntime and LLVM take a second to load.
     from onnxfuse import pipeline

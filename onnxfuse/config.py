@@ -75,3 +75,4 @@ class Config:
     strict: bool = False  # a refusal to compile is an error
     exact_conv: bool = False  # no Winograd: convolutions are plain sums of products
     keep_llvm: bool = False
+    cache: bool = True  # kernels compiled before are taken from the disk

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import onnx
 
+from onnxfuse.codegen.cache import default_cache
 from onnxfuse.codegen.generate import generate
 from onnxfuse.codegen.object import host_features
 from onnxfuse.config import Config
@@ -132,7 +133,8 @@ def _library(plans: Plans, target: Target, config: Config) -> Library | None:
     """No kernels, no library: the model then runs everywhere as it is."""
     if not plans.plans:
         return None
-    library = generate(plans, target, keep_llvm=config.keep_llvm, strict=config.strict)
+    cache = default_cache() if config.cache else None
+    library = generate(plans, target, keep_llvm=config.keep_llvm, strict=config.strict, cache=cache)
     return library if library.plans.plans else None
 
 

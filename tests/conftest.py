@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from pathlib import Path
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
+os.environ["ONNXFUSE_CACHE_DIR"] = (
+    ""  # what is tested is compiled here and now; tests/codegen/test_cache.py has its own
+)
 hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("fixed")
 

@@ -2,23 +2,21 @@
 
 A kernel that cannot be compiled is refused with the code UN_COMPILE and its groups stay with onnxruntime; under
 `strict` it is an error. The library's bytes depend on the text of the modules, the target and the versions of LLVM and
-of this package only: not on time, place, or the number of workers.
+of this package only: not on time, place, the number of workers, or what the cache knew.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-
-import llvmlite
-import llvmlite.binding as llvm
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from onnxfuse.codegen.abi import EXPORTS, GENERAL, Part, glue_module
 from onnxfuse.codegen.build import Builder
-from onnxfuse.codegen.dims import emit_dims
+from onnxfuse.codegen.cache import Cache, Entry, key_of, versions
+from onnxfuse.codegen.dims import Fault, emit_dims
 from onnxfuse.codegen.object import (
     Compiler,
     Object,
@@ -32,6 +30,7 @@ from onnxfuse.codegen.object import (
 from onnxfuse.errors import CompileError, Refusal
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Emitted, Library, Plan, Plans
+from onnxfuse.ir.text import show
 from onnxfuse.target import Target
 
 UN_COMPILE = "UN_COMPILE"
@@ -43,40 +42,79 @@ _BASELINE = {"x86_64": ("x86-64", ()), "aarch64": ("generic", ("neon",))}
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The text of one kernel's module and what the glue must know about it."""
+    """What the linker and the glue must know about one compiled kernel; `digest`: of its module's text."""
 
-    text: str
     part: Part
+    digest: str
+    text: str = ""  # empty when the object came from the cache
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A kernel on its way: compiling (`object` is a Future), done, or failed."""
+
+    plan: Plan
+    key: str  # "" = not to be cached
+    module: Module | None
+    object: Future[Object] | Object | CompileError
+    cached: bool = False
+
+    def result(self) -> Object | CompileError:
+        return _checked(outcome(self.object)) if isinstance(self.object, Future) else self.object
 
 
 def generate(
-    plans: Plans, target: Target, *, keep_llvm: bool = False, strict: bool = False, workers: int | None = None
+    plans: Plans,
+    target: Target,
+    *,
+    keep_llvm: bool = False,
+    strict: bool = False,
+    workers: int | None = None,
+    cache: Cache | None = None,
 ) -> Library:
     """Compile and link all plans.
 
-    keep_llvm   also return the optimised LLVM text
+    keep_llvm   also return the optimised LLVM text (the cache is then not used: it holds objects only)
     strict      a kernel that does not compile raises CompileError instead of being refused
     workers     compiler processes; None chooses, 0 stays in this process
+    cache       kernels and libraries compiled before
     """
-    count = default_workers(len(plans.plans)) if workers is None else workers
-    done: list[tuple[Module, Object]] = []
-    failed: dict[Kernel, CompileError] = {}
-    with Compiler(target, count, keep_ir=keep_llvm) as compiler:
-        started = [(plan, _start(plan, target, compiler)) for plan in plans.plans]
-        for plan, job in started:
-            result = job if isinstance(job, CompileError) else _checked(outcome(job[1]))
-            if isinstance(result, CompileError):
-                failed[plan.kernel] = _named(result, plan)
-            elif not isinstance(job, CompileError):
-                done.append((job[0], result))
+    cache = None if keep_llvm else cache
+    whole = _library_key(plans, target) if cache is not None else ""
+    known = cache.get(whole) if cache is not None and whole else None
+    if known is not None:
+        return Library(known.data, target, plans, str(known.head["digest"]))
+    done, failed = _compiled(plans, target, cache, keep_llvm, workers)
     if failed and strict:
         raise next(iter(failed.values()))
     modules = [m for m, _ in done]
     digest, glue = glue_object(modules, target, keep_llvm)
     image = link([glue.data, *(o.data for _, o in done)], target, EXPORTS)
     check_symbols(image, EXPORTS)
+    if cache is not None and whole and not failed:
+        cache.put(whole, Entry({"digest": digest}, image))
     llvm_text = "\n".join([*(o.ir for _, o in done), glue.ir]) if keep_llvm else ""
     return Library(image, target, _surviving(plans, failed), digest, llvm_text)
+
+
+def _compiled(
+    plans: Plans, target: Target, cache: Cache | None, keep_llvm: bool, workers: int | None
+) -> tuple[list[tuple[Module, Object]], dict[Kernel, CompileError]]:
+    """Every kernel's module and object, and the kernels that failed."""
+    count = default_workers(len(plans.plans)) if workers is None else workers
+    done: list[tuple[Module, Object]] = []
+    failed: dict[Kernel, CompileError] = {}
+    with Compiler(target, count, keep_ir=keep_llvm) as compiler:
+        for job in [_start(plan, target, compiler, cache) for plan in plans.plans]:
+            result = job.result()
+            if isinstance(result, CompileError) or job.module is None:
+                assert isinstance(result, CompileError)
+                failed[job.plan.kernel] = _named(result, job.plan)
+                continue
+            done.append((job.module, result))
+            if cache is not None and job.key and not job.cached:
+                cache.put(job.key, _entry(job.module, result))
+    return done, failed
 
 
 def emit_module(plan: Plan, target: Target) -> Module:
@@ -90,7 +128,8 @@ def emit_module(plan: Plan, target: Target) -> Module:
         general = _emit_general(build, plan, target)
     part = Part(kernel, fast, general, faults)
     _check_complete(build, part)
-    return Module(str(build.module), part)
+    text = str(build.module)
+    return Module(part, hashlib.sha256(text.encode()).hexdigest(), text)
 
 
 def _check_complete(build: Builder, part: Part) -> None:
@@ -114,26 +153,18 @@ def glue_object(modules: Sequence[Module], target: Target, keep_llvm: bool = Fal
     cpu, features = _BASELINE.get(target.triple.split("-", 1)[0], ("generic", ()))
     baseline = replace(target, cpu=cpu, features=features, vector_bits=128)
     text = glue_module([m.part for m in modules], baseline, NO_DIGEST, required=target.features)
-    digest = library_digest([*(m.text for m in modules), text], target)
+    digest = library_digest([*(m.digest for m in modules), text], target)
     return digest, compile_module(text.replace(NO_DIGEST, digest), baseline, exports=EXPORTS, keep_ir=keep_llvm)
 
 
 def library_digest(texts: Sequence[str], target: Target) -> str:
     """Content hash of a library: everything its bytes depend on."""
     h = hashlib.sha256()
-    versions = (_own_version(), llvmlite.__version__, ".".join(map(str, llvm.llvm_version_info)))
-    for part in (*versions, repr(target), *texts):
+    for part in (*versions(), repr(target), *texts):
         data = part.encode("utf-8")
         h.update(len(data).to_bytes(8, "little"))
         h.update(data)
     return h.hexdigest()
-
-
-def _own_version() -> str:
-    try:
-        return importlib.metadata.version("onnxfuse")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"  # run from a source tree that is not installed
 
 
 def _checked(result: Object | CompileError) -> Object | CompileError:
@@ -147,15 +178,56 @@ def _checked(result: Object | CompileError) -> Object | CompileError:
     return result
 
 
-def _start(plan: Plan, target: Target, compiler: Compiler) -> tuple[Module, Future[Object]] | CompileError:
+def _start(plan: Plan, target: Target, compiler: Compiler, cache: Cache | None) -> _Job:
+    key = _kernel_key(plan, target) if cache is not None else ""
+    known = cache.get(key) if cache is not None and key else None
+    if known is not None:
+        module, found = _known(plan, known)
+        return _Job(plan, key, module, found, cached=True)
     try:
         module = emit_module(plan, target)
     except CompileError as e:
-        return e
+        return _Job(plan, key, None, e)
     except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
         # A template that trips over one kernel must not sink the model: the kernel is refused, strict shows it.
-        return CompileError("E_EMIT", f"template {plan.schedule.template} failed", f"{type(e).__name__}: {e}")
-    return module, compiler.submit(module.text)
+        why = f"{type(e).__name__}: {e}"
+        return _Job(plan, key, None, CompileError("E_EMIT", f"template {plan.schedule.template} failed", why))
+    return _Job(plan, key, module, compiler.submit(module.text))
+
+
+# ---- the cache: what decides a kernel's code, and what is kept of it ----
+
+
+def _library_key(plans: Plans, target: Target) -> str:
+    keys = [_kernel_key(p, target) for p in plans.plans]
+    return key_of("library", *keys) if all(keys) else ""
+
+
+def _kernel_key(plan: Plan, target: Target) -> str:
+    """Hash of everything the object of a kernel depends on; empty for a template from outside this package."""
+    plans = [plan] if plan.general is None else [plan, plan.general]
+    if not all(type(p.template).__module__.startswith("onnxfuse.") for p in plans):
+        return ""
+    texts = [t for p in plans for t in (type(p.template).__qualname__, repr(p.schedule), show(p.kernel), show(p.code))]
+    return key_of("kernel", repr(target), *texts)
+
+
+def _entry(module: Module, made: Object) -> Entry:
+    part = module.part
+    head = {
+        "digest": module.digest,
+        "fast": asdict(part.fast),
+        "general": None if part.general is None else asdict(part.general),
+        "faults": [asdict(f) for f in part.faults],
+    }
+    return Entry(head, made.data)
+
+
+def _known(plan: Plan, entry: Entry) -> tuple[Module, Object]:
+    head: Any = entry.head  # JSON
+    general = None if head["general"] is None else Emitted(**head["general"])
+    part = Part(plan.kernel, Emitted(**head["fast"]), general, tuple(Fault(**f) for f in head["faults"]))
+    return Module(part, head["digest"]), Object(entry.data)
 
 
 def _named(error: CompileError, plan: Plan) -> CompileError:
