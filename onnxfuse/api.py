@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
 from onnxfuse.config import Config, FusionConfig, FusionMode, PrepareConfig, VerifyConfig
+from onnxfuse.files import private_folder
 from onnxfuse.frontend.load import ModelLike
 from onnxfuse.pipeline import Bundle
 from onnxfuse.pipeline import optimize as run
@@ -112,6 +112,6 @@ def optimize(
     )
     bundle = run(model, config, trace, progress)
     if verify:
-        with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
-            verify_bundle(model, bundle, Path(folder), config, [Path(lib) for lib in custom_op_library])
+        with private_folder() as folder:
+            verify_bundle(model, bundle, folder, config, [Path(lib) for lib in custom_op_library])
     return bundle

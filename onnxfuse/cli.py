@@ -8,6 +8,7 @@ so that `onnxfuse --help` answers at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json as jsonlib
 import os
 import shlex
@@ -28,6 +29,7 @@ import typer
 from onnxfuse.codes import BY_CODE, OPTIONAL
 from onnxfuse.config import Config, FusionConfig, FusionMode, PrepareConfig, VerifyConfig
 from onnxfuse.errors import OnnxfuseError, UsageError, VerifyError
+from onnxfuse.files import private_folder
 
 if TYPE_CHECKING:
     from onnxfuse.emit.bundle import Staged, Written
@@ -235,9 +237,9 @@ def optimize(
     with progress, contextlib.ExitStack() as stack:
         bundle = pipeline.optimize(model, config, _trace(model, progress), progress.starts)
         found = inspect_partition(bundle.partition, bundle.plans)
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-"))
+        scratch = stack.enter_context(private_folder())
         with progress.step("write"):
-            where = output if output is not None and not dry_run else Path(scratch) / "model.onnx"
+            where = output if output is not None and not dry_run else scratch / "model.onnx"
             pair = stack.enter_context(bundle.staged(where))
         del bundle  # the weights are on disk: the sessions that follow need the memory
         with progress.step("verify"):
@@ -1095,8 +1097,8 @@ def run_arguments(arguments: Sequence[str]) -> int:
         if debug:
             raise
         return _fail(exc, 2 if isinstance(exc, VerifyError) else 1)
-    except (KeyboardInterrupt, typer.Abort):
-        print("interrupted; nothing was written", file=sys.stderr)
+    except (KeyboardInterrupt, typer.Abort) as exc:
+        print("; ".join(["interrupted", *getattr(exc, "__notes__", ["nothing was written"])]), file=sys.stderr)
         return 130
     except (BrokenPipeError, SystemExit) as exc:
         # `onnxfuse inspect ... | head` has seen enough: typer and rich turn that into SystemExit(1), and nothing else.
@@ -1104,11 +1106,32 @@ def run_arguments(arguments: Sequence[str]) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (OSError, MemoryError) as exc:
+        if debug:
+            raise
+        return _fail(_system(exc, arguments), 1)
     except Exception as exc:  # the command line's top: a bug becomes a short report instead of a wall of text
         if debug:
             raise
         return _fail(_bug(exc, arguments), 1)
     return result if isinstance(result, int) else 0
+
+
+# What a machine can run out of, or not allow: no bug of ours.
+_MACHINE = frozenset({
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOMEM,
+    errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENAMETOOLONG, errno.ESTALE,
+})  # fmt: skip
+
+
+def _system(exc: OSError | MemoryError, arguments: Sequence[str]) -> OnnxfuseError:
+    """The machine said no, in a place where nothing better is known than what it said."""
+    if isinstance(exc, MemoryError):
+        return UsageError("E_SYSTEM", "not enough memory", str(exc), "--no-verify needs less")
+    if exc.errno not in _MACHINE:
+        return _bug(exc, arguments)
+    hint = f"temporary files go to {tempfile.gettempdir()}: TMPDIR=... names another place" if exc.filename else ""
+    return UsageError("E_SYSTEM", "the system refused an operation on a file", str(exc), hint)
 
 
 def _bug(exc: Exception, arguments: Sequence[str]) -> OnnxfuseError:

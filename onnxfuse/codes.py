@@ -217,6 +217,7 @@ CODES: tuple[Code, ...] = (
     # -- the caller's
     Code("E_BUG", "error", "an exception nobody expected: a bug in onnxfuse"),
     Code("E_FLAG", "error", "a flag or its value is wrong"),
+    Code("E_SYSTEM", "error", "the machine refused: a disk that is full, memory, rights, too many open files"),
     Code("E_NO_FILE", "error", "a file does not exist or cannot be read"),
     Code("E_NO_OUTPUT", "error", "no output file was given"),
     Code("E_NO_NAME", "error", "the model has no node, value or operator of this name"),

@@ -27,6 +27,7 @@ from typing import BinaryIO
 import llvmlite.binding as llvm
 
 from onnxfuse.errors import CompileError
+from onnxfuse.files import private_folder
 from onnxfuse.target import Target
 
 WORKER_TIMEOUT = 300.0  # seconds one module may take before its worker is ended
@@ -362,20 +363,27 @@ def link(objects: Sequence[bytes], target: Target, exports: Sequence[str]) -> by
     emulation = _EMULATION.get(arch)
     if emulation is None:
         raise CompileError("E_LINK_TARGET", f"no linker for {target.triple}", hint="; ".join(_EMULATION))
-    with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
+    try:
+        return _linked(objects, emulation, exports)
+    except OSError as e:
+        raise CompileError("E_LINK", "no room for the linker's files", str(e), "TMPDIR=... names another place") from e
+
+
+def _linked(objects: Sequence[bytes], emulation: str, exports: Sequence[str]) -> bytes:
+    with private_folder() as folder:
         names = [f"{i:05d}.o" for i in range(len(objects))]
         for name, data in zip(names, objects, strict=True):
-            (Path(folder) / name).write_bytes(data)
+            (folder / name).write_bytes(data)
         script = f"{{ global: {'; '.join(exports)}; local: *; }};\n"
-        (Path(folder) / "exports.map").write_text(script, encoding="ascii")
-        (Path(folder) / "inputs.rsp").write_text("\n".join(names), encoding="ascii")
+        (folder / "exports.map").write_text(script, encoding="ascii")
+        (folder / "inputs.rsp").write_text("\n".join(names), encoding="ascii")
         command = [
             *_linker(), "-m", emulation, "-shared", "-o", "out.so", "--version-script=exports.map",
             "--no-undefined", "--no-allow-shlib-undefined", "--gc-sections", "--hash-style=gnu", "--build-id=none",
             "--strip-all", "-z", "noexecstack", "-z", "relro", "-z", "now", "-z", "separate-code", "@inputs.rsp",
         ]  # fmt: skip
-        _run_linker(command, folder)
-        return (Path(folder) / "out.so").read_bytes()
+        _run_linker(command, str(folder))
+        return (folder / "out.so").read_bytes()
 
 
 def _linker() -> list[str]:

@@ -5,10 +5,10 @@
     out.onnx.data   weights, when asked for or when the model would pass protobuf's 2 GB
 
 `staged` writes everything into a hidden directory beside the output, under the final names, so that it can be loaded
-and verified there; `publish` then renames weights, library, model into place. A killed run leaves the old files or the
-new ones. Between the renames the old model may see the new library, which is harmless: op types name their kernels by
-content, and `runtime.session` compares digests. Old weights are never written over with other ones: the new file takes
-another name then, and the old one goes after the model is in place.
+and verified there; `publish` puts weights, library and model in place (see `onnxfuse.files`): a run killed before has
+done nothing, one killed meanwhile is completed by the next, or by `onnxfuse.InferenceSession`. Between the renames the
+old model may see the new library, which is harmless: op types name their kernels by content. Old weights are never
+written over with other ones: the new file takes another name then, and the old one goes after the model is in place.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-import shutil
-import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +26,7 @@ import onnx_ir
 
 from onnxfuse.emit.model import Emission, initializer
 from onnxfuse.errors import UsageError
+from onnxfuse.files import private_folder, publish
 from onnxfuse.frontend.load import copy_fields
 from onnxfuse.frontend.protos import files_of, raw_parts
 from onnxfuse.frontend.wire import varint
@@ -70,12 +68,10 @@ def check_output(out: str | os.PathLike[str], source: str | os.PathLike[str] | N
                     "E_SAME_FILE", f"output {ours} is the input", f"both are {ours.resolve()}", "give another name"
                 )
     try:
-        handle, probe = tempfile.mkstemp(prefix=".onnxfuse-", dir=parent)
+        with private_folder(parent):
+            return path
     except OSError as error:
         raise UsageError("E_OUTPUT", f"output {path} cannot be written", f"{parent}: {error.strerror}") from error
-    os.close(handle)
-    os.unlink(probe)
-    return path
 
 
 def _same_file(a: Path, b: Path) -> bool:
@@ -100,20 +96,14 @@ class Staged:
 
     def publish(self) -> Written:
         """Rename the files into place."""
-        old = _data_files_of(self.target)
+        files = [f for f in (self.data, self.library, self.model) if f is not None]
         library, data = (None if p is None else self.target.with_name(p.name) for p in (self.library, self.data))
+        old = _data_files_of(self.target) - {data} - self.used
+        stale = [f.name for f in old if f.name.startswith(self.target.name)]
         try:
-            files = [f for f in (self.data, self.library, self.model) if f is not None]
-            for source in files:
-                _sync(source)
-            for source in files:
-                _move(source, self.target.with_name(source.name))
-            _sync(Path(os.path.abspath(self.target)).parent)
+            publish(self.model.parent, [f.name for f in files], self.target, stale)
         except OSError as error:
             raise _unwritable(self.target, error) from error
-        for stale in old - {data} - self.used:
-            if stale.name.startswith(self.target.name):
-                stale.unlink(missing_ok=True)
         return Written(self.target, library, data)
 
 
@@ -136,16 +126,14 @@ def staged(
         raise UsageError("E_SAME_FILE", f"output {target} is the input", why, "give another name")
     size = emission.model.ByteSize() + sum(int(t.nbytes) for t in emission.tensors.values() if _sized(t))
     outside = _slots(emission) if external_data or size > INLINE_LIMIT else {}
-    try:
-        directory = Path(tempfile.mkdtemp(prefix=".onnxfuse-", dir=Path(os.path.abspath(target)).parent))
-    except OSError as error:
-        raise _unwritable(target, error) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            directory = stack.enter_context(private_folder(target.parent))
+        except OSError as error:
+            raise _unwritable(target, error) from error
         pair = _stage(emission, library, target, directory, outside)
         del emission, library, outside  # not kept alive by this generator
         yield pair
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _stage(
@@ -173,22 +161,6 @@ def _unwritable(path: Path, error: OSError) -> UsageError:
 
 def _sized(t: onnx_ir.TensorProtocol) -> bool:
     return t.dtype != onnx_ir.DataType.STRING
-
-
-def _sync(path: Path) -> None:
-    """Wait until the data are on the disk: done before a file takes its place, not before it is verified."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _move(source: Path, target: Path) -> None:
-    """Rename over whatever is there, keeping its permissions."""
-    if target.exists():
-        os.chmod(source, stat.S_IMODE(target.stat().st_mode))
-    os.replace(source, target)
 
 
 # --- external data ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ are replaced. Weights are the objects that were read.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -289,6 +290,7 @@ def _metadata(
         "mode": mode,
         "target": library.target.name if library is not None else target,
         "library_digest": library.digest if library is not None else "",
+        "library_sha256": hashlib.sha256(library.image).hexdigest() if library is not None else "",
         "groups": json.dumps(table, separators=(",", ":")),
     }
     kept = [p for p in old.metadata_props if not p.key.startswith(PREFIX)]

@@ -6,11 +6,12 @@ steps: register the library with the session options, then make the session.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import re
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -19,8 +20,10 @@ import onnxruntime.capi.onnxruntime_pybind11_state as errors
 
 from onnxfuse.codegen.abi import DIGEST_MARK
 from onnxfuse.errors import UsageError
+from onnxfuse.files import finish
 
-DIGEST_KEY = "onnxfuse.library_digest"  # metadata_props of the model
+# metadata_props of the model: what the library was made of, and its bytes
+DIGEST_KEY, SUM_KEY = "onnxfuse.library_digest", "onnxfuse.library_sha256"
 SUFFIX = ".so"
 
 _ORT_ERRORS = (RuntimeError, errors.Fail, errors.InvalidArgument, errors.NotImplemented, errors.RuntimeException)
@@ -60,17 +63,31 @@ def InferenceSession(  # noqa: N802 (stands for onnxruntime.InferenceSession)
 
 
 def check_pair(model_path: str | PathLike[str], library: Path) -> None:
-    """Raise UsageError unless both files are there and, as far as they tell, belong together."""
-    if not Path(model_path).is_file():
-        raise UsageError("E_MODEL", f"no such model: {fspath(model_path)}")
+    """Raise UsageError unless both files are there and, as far as they tell, belong together.
+
+    What a killed `optimize` had begun to put in place is completed first.
+    """
+    try:
+        _check_pair(Path(model_path), library)
+    except UsageError as error:
+        with suppress(OSError):
+            if finish(Path(model_path)):
+                return _check_pair(Path(model_path), library)
+        raise error
+
+
+def _check_pair(model: Path, library: Path) -> None:
+    if not model.is_file():
+        raise UsageError("E_MODEL", f"no such model: {model}")
     if not library.is_file():
         raise UsageError(
             "E_LIBRARY",
-            f"no library beside {fspath(model_path)}",
+            f"no library beside {model}",
             f"expected {library}",
             "copy both files, or load the model with onnxruntime itself (it runs without the kernels)",
         )
-    wanted, found = model_digest(model_path), library_digest(library)
+    told = _metadata(model)
+    wanted, found = told.get(DIGEST_KEY), library_digest(library)
     if found is None:
         raise UsageError("E_LIBRARY", f"{library} was not made by onnxfuse", "it holds no digest")
     if wanted is not None and wanted != found:
@@ -80,19 +97,35 @@ def check_pair(model_path: str | PathLike[str], library: Path) -> None:
             f"the model wants {wanted[:16]}..., the library is {found[:16]}...",
             "run onnxfuse optimize again and keep the two files together",
         )
+    sum_wanted = told.get(SUM_KEY)
+    if sum_wanted is not None and sum_wanted != _sum(library):
+        # The loader would map it all the same, and end the process at the first page that is not there.
+        why = f"its {library.stat().st_size} bytes are not those that were written"
+        raise UsageError("E_LIBRARY", f"{library} is damaged", why, "copy it again, or run onnxfuse optimize again")
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def model_digest(path: str | PathLike[str]) -> str | None:
-    """The library digest a model names, or None. Reads only the outermost fields, so the size does not matter."""
-    with _mapped(Path(path)) as data:
+    """The library digest a model names, or None."""
+    return _metadata(Path(path)).get(DIGEST_KEY)
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """What a model tells of its library. Reads only the outermost fields, so the size does not matter."""
+    told: dict[str, str] = {}
+    with _mapped(path) as data:
         try:
             for props in _fields(data, _METADATA_PROPS):
-                entry = {n: bytes(next(_fields(props, n), b"")) for n in (_KEY, _VALUE)}
-                if entry[_KEY] == DIGEST_KEY.encode():
-                    return entry[_VALUE].decode("utf-8", "replace")
+                key, value = (bytes(next(_fields(props, n), b"")).decode("utf-8", "replace") for n in (_KEY, _VALUE))
+                if key in (DIGEST_KEY, SUM_KEY):
+                    told.setdefault(key, value)
         except (IndexError, ValueError) as e:
-            raise UsageError("E_MODEL", f"{fspath(path)} is not an ONNX model") from e
-    return None
+            raise UsageError("E_MODEL", f"{path} is not an ONNX model") from e
+    return told
 
 
 # Field numbers: ModelProto.metadata_props, StringStringEntryProto.key and .value

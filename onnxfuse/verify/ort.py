@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -23,6 +22,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped] 
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from onnxfuse.errors import UsageError
+from onnxfuse.files import private_folder
 
 if TYPE_CHECKING:  # a third of the memory of a process that only runs models from files
     import onnx
@@ -152,7 +152,7 @@ def _create(source: Source, options: onnxruntime.SessionOptions) -> onnxruntime.
     data = _serialize(source)
     if data is not None:
         return onnxruntime.InferenceSession(data, options, providers=providers)
-    with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
+    with private_folder() as folder:
         path = os.path.join(folder, "model.onnx")
         _save_external(source, path)
         return onnxruntime.InferenceSession(path, options, providers=providers)
@@ -256,7 +256,7 @@ def profile(
     source: Source, feeds: Feeds, *, level: Level = Level.DISABLE, libraries: Sequence[str | os.PathLike[str]] = ()
 ) -> list[tuple[str, str]]:
     """(node name, op type) of every kernel onnxruntime ran for these feeds, in order: what really executed."""
-    with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
+    with private_folder() as folder:
         sess = session(source, level=level, libraries=libraries, profile=os.path.join(folder, "profile"))
         run(sess, feeds)
         events = json.loads(Path(sess.end_profiling()).read_text(encoding="utf-8"))

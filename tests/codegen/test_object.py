@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 
 import pytest
@@ -160,7 +161,7 @@ def test_linking_in_awkward_places(tmp_path, monkeypatch):
     place = tmp_path / "a b ünï ' $x"
     place.mkdir()
     monkeypatch.setenv("TMPDIR", str(place))
-    monkeypatch.setattr(obj.tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("HOME", "/nonexistent")
     image = link([compile_module(ANSWER, NATIVE, exports=["answer"]).data], NATIVE, ["answer"])
     assert image[:4] == b"\x7fELF"

@@ -1,8 +1,6 @@
 """emit/bundle.py: files on disk, all or nothing (numbers of cases are those of CASES.md)."""
 
 import os
-import signal
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,7 @@ import onnx
 import onnx_ir
 import pytest
 
+from onnxfuse import files
 from onnxfuse.emit import bundle
 from onnxfuse.emit.bundle import check_output, staged, write
 from onnxfuse.errors import UsageError
@@ -219,34 +218,6 @@ def test_a_failure_touches_nothing(tmp_path, monkeypatch):
     assert content(tmp_path) == before
 
 
-def killed(out: Path, renames: int) -> int:
-    """Write a new bundle in a child that is killed when it has renamed so many files; its exit status."""
-    emission = fused(weighted(1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the child of a process with threads only writes files
-        child = os.fork()
-    if child == 0:
-        real, count = os.replace, iter(range(9))
-
-        def replace(*names):
-            if next(count) == renames:
-                os.kill(os.getpid(), signal.SIGKILL)
-            real(*names)
-
-        bundle.os.replace = replace
-        write(emission, b"new", out, external_data=True)
-        os._exit(1)
-    return os.waitpid(child, 0)[1]
-
-
-@pytest.mark.parametrize("renames", [0, 1, 2])
-def test_a_killed_run_leaves_a_model_that_works(renames, tmp_path):
-    out = tmp_path / "out.onnx"
-    write(fused(weighted(0)), b"old", out, external_data=True)
-    assert killed(out, renames) == signal.SIGKILL
-    assert_same(weighted(0), str(out), X)
-
-
 # --- refusals before any work ----------------------------------------------------------------------------------------
 def refusal(out, source=None) -> UsageError:
     with pytest.raises(UsageError) as caught:
@@ -289,7 +260,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     def denied(*_args, **_options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(bundle.tempfile, "mkstemp", denied)
+    monkeypatch.setattr(files.tempfile, "mkdtemp", denied)
     error = refusal(tmp_path / "m.onnx")
     assert str(error) == (
         f"error[E_OUTPUT] output {tmp_path / 'm.onnx'} cannot be written\n  why:  {tmp_path}: Permission denied"
