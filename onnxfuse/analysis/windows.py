@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from onnxfuse.analysis.roles import Parts, affine, pieces, unit_axis
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Var, axes_of, i64, lit, loads, substitute
+from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Var, acc, axes_of, i64, lit, loads, substitute
 from onnxfuse.ir.kernel import Kernel, Store
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.prims import Prim
@@ -103,7 +103,7 @@ def window(kernel: Kernel) -> Window | Refusal:
         return Refusal("WINDOW_TAPS", "taps are not one static axis per dimension")
     lead = source.index[: len(source.index) - (1 if y.out is None and y.tap is None else 2)]
     sliding = taps | {a for a in (x.out, y.out) if a is not None}
-    rest = substitute(value, {source: lit(0, source.dtype)})
+    rest = substitute(value, {source: acc(source.dtype)})  # no number in its place: conditions on it could fold away
     if axes_of(*lead, rest) & sliding or (weight is not None and axes_of(weight) & (sliding - taps)):
         return Refusal("WINDOW_FORM", "another index slides, or the weight varies along the output")
     alone = set() if weight is None else axes_of(weight) - taps - axes_of(value)

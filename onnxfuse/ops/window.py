@@ -92,7 +92,9 @@ def LpPool(x, *, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape, p
 
     def body(*i: Expr) -> Expr:
         at = _places(i, over)
-        value = guarded(_inside(at, x.shape[2:]), lambda: compute(x[(i[0], i[1], *at)]), 0)
+        return guarded(_inside(at, x.shape[2:]), lambda: raised(compute(x[(i[0], i[1], *at)])), 0)
+
+    def raised(value: Expr) -> Expr:
         return absolute(value) if p == 1 else value * value if p == 2 else power(absolute(value), lit(p, value.dtype))
 
     def finish(acc: Expr, *_i: Expr) -> Expr:
@@ -110,7 +112,9 @@ def LRN(x, *, alpha=0.0001, beta=0.75, bias=1.0, size):
 
     def body(*i: Expr) -> Expr:
         j = simplify(i[1] + i[-1] - half)
-        value = guarded(between(0, j, channels), lambda: compute(x[(i[0], j, *i[2:-1])]), 0)
+        return guarded(between(0, j, channels), lambda: squared(compute(x[(i[0], j, *i[2:-1])])), 0)
+
+    def squared(value: Expr) -> Expr:
         return value * value
 
     def finish(acc: Expr, *i: Expr) -> Expr:

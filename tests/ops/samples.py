@@ -971,6 +971,8 @@ def _lppool(op, opset):
     yield from _pools(op, min(opset, 9) if opset < 18 else opset, p=2)
     yield sample(rand((1, 2, 6, 6)), kernel_shape=[2, 2], p=1)
     yield sample(rand((1, 2, 6, 6)), kernel_shape=[2, 2], p=3)
+    for p in (1, 2, 3):
+        yield sample(rand((1, 2, 6, 9)), kernel_shape=[3, 2], p=p, pads=[1, 0, 2, 1])
 
 
 @rows("GlobalLpPool")

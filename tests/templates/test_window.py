@@ -13,6 +13,7 @@ from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Load, apply, cast, load, loads, substitute, sym
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel
+from onnxfuse.ir.parse import parse_kernel
 from onnxfuse.ir.plan import Plan
 from onnxfuse.ir.types import tensor
 from onnxfuse.runtime.jit import Jitted, jit
@@ -221,3 +222,17 @@ def test_nan_wins_in_a_max_pool() -> None:
 def test_a_matrix_product_is_no_window() -> None:
     found = WINDOW.propose(matmul([], 64, 64, 64), NATIVE)
     assert isinstance(found, Refusal)
+
+
+GUARDED_SQUARE = """kernel "lppool"(%x: f32[1,3,28,28]) -> (%y: f32[1,3,28,28]) outer [c<3, y<28, x<28] {
+  stage [] add[r<2, s<2] init 0.0 acc f32: where(y + r < 28 & x + s < 28, %x[0, c, y + r, x + s], 0.0) * where(y + r < 28 & x + s < 28, %x[0, c, y + r, x + s], 0.0) {
+    %y[0, c, y, x] = sqrt(acc)
+  }
+}"""  # noqa: E501
+
+
+def test_a_condition_on_the_tap_inside_the_value_is_refused() -> None:
+    """Taps are unrolled over copied lines: nothing but the guard may ask where the tap lies."""
+    found = WINDOW.propose(parse_kernel(GUARDED_SQUARE), NATIVE)
+    assert isinstance(found, Refusal)
+    assert found.code == "WINDOW_FORM"
