@@ -1,14 +1,16 @@
-"""Run onnxfuse over all onnx.backend.test node cases.
+"""Run onnxfuse over the cases of onnx.backend.test.
 
-    python tools/conformance.py [--filter TEXT] [--limit N] [--freeze] [--jobs 2] [--json FILE] [--verbose]
+    python tools/conformance.py [--suite node,simple,light,...|all] [--mode full,none,...|all] [--ort-python PYTHON]
+                                [--filter TEXT] [--limit N] [--freeze] [--jobs 2] [--json FILE] [--verbose]
 
-Each case runs in plain onnxruntime (ORT_DISABLE_ALL) first; then it is optimized and run without and with the library.
-A case that onnxruntime passes must still pass: agree with onnxruntime within the tolerances of `onnxfuse compare`, and
-with the case's expected data within the case's own. The report counts what ran compiled and why the rest was left.
-Exit 2 when a case fails that onnxruntime passes.
+Each case runs in plain onnxruntime (ORT_DISABLE_ALL) first; then it is optimized in each fusion mode and run without
+and with the library. A case that onnxruntime passes must still pass: agree with onnxruntime within the tolerances of
+`onnxfuse compare`, and with the case's expected data within the case's own. The report counts what ran compiled and why
+the rest was left. Exit 2 when a case fails that onnxruntime passes.
 
 Many cases feed axes, shapes or sizes at run time, which keeps their op uncompiled. `--freeze` turns every input but the
-first into an initializer, as exporters write them.
+first into an initializer, as exporters write them. `--ort-python` names the interpreter whose onnxruntime runs the
+models (with the oldest supported version, for one); optimizing stays with this one.
 
 Cases run in child processes, many in each; a case that kills or blocks its process is reported and the rest goes on.
 """
@@ -17,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -28,7 +29,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,17 +37,29 @@ from typing import Any
 
 import numpy as np
 import onnx
-from fused import DOMAIN, table
+from fused import fused_nodes, table
+from judges import Judge, Refused, There, judge
 from onnx.backend.test.case.test_case import TestCase
-from onnx.backend.test.loader import load_model_tests
+from suites import SUITES, cases, freeze, loaded, op, plain
 
 CHUNK = 40  # cases per child process
 TIMEOUT = 60.0  # seconds without a finished case after which a child is killed
+SLOW = 900.0  # the same for the suite of whole networks
+MODES = ("full", "canfuse", "tvm", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is done with each case."""
+
+    modes: tuple[str, ...] = ("full",)
+    python: str | None = None  # interpreter of the onnxruntime that runs the models
+    frozen: bool = False
 
 
 @dataclass
 class Result:
-    """One case. `state`: not run (onnxruntime cannot), ok, failed."""
+    """One case. `state`: not run (onnxruntime cannot), ok, failed. Counts and codes are those of the first mode."""
 
     name: str
     op: str
@@ -59,11 +72,10 @@ class Result:
 
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
-    cases = _cases(args.filter, args.limit)
-    if args.freeze:
-        cases = [freeze(c) for c in cases]
+    found = cases(_listed(args.suite, SUITES), args.filter, args.limit)
+    setting = Setting(_listed(args.mode, MODES), args.ort_python, args.freeze)
     start = time.perf_counter()
-    results = run_all(cases, args.jobs)
+    results = run_all(found, args.jobs, setting)
     print(report(results, args.verbose))
     print(f"{time.perf_counter() - start:.0f} s")
     if args.json:
@@ -73,6 +85,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", default="node", help=f"of {', '.join(SUITES)}; several with commas; all")
+    parser.add_argument("--mode", default="full", help=f"fusion modes of {', '.join(MODES)}; several with commas; all")
+    parser.add_argument("--ort-python", metavar="PYTHON", help="the interpreter whose onnxruntime runs the models")
     parser.add_argument("--filter", default="", help="only cases whose name contains this text")
     parser.add_argument("--limit", type=int, default=0, help="only the first N of them")
     parser.add_argument("--freeze", action="store_true", help="inputs but the first become initializers")
@@ -84,186 +99,182 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _cases(text: str, limit: int) -> list[TestCase]:
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # the cases overflow on purpose
-        found = [c for c in load_model_tests(kind="node") if text in c.name]
-    return found[:limit] if limit else found
-
-
-def freeze(case: TestCase) -> TestCase:
-    """The case with every input but the first as an initializer; as it is where that cannot be said."""
-    if len(case.data_sets) != 1 or case.model.ir_version < 4:
-        return case
-    given, expected = case.data_sets[0]
-    model = onnx.ModelProto()
-    model.CopyFrom(case.model)
-    fed: list[Any] = []
-    kept: list[onnx.ValueInfoProto] = []
-    for info, value in zip(model.graph.input, given, strict=False):
-        array = _value(value)
-        if kept and isinstance(array, np.ndarray) and info.type.HasField("tensor_type"):
-            model.graph.initializer.append(onnx.numpy_helper.from_array(array, info.name))
-            continue
-        kept.append(onnx.ValueInfoProto.FromString(info.SerializeToString()))
-        fed.append(value)
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
-    return dataclasses.replace(case, model=model, data_sets=[(fed, expected)])
+def _listed(text: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """A comma separated option. Exits with a message for a name that is none of `names`."""
+    wanted = names if text == "all" else tuple(text.split(","))
+    wrong = [w for w in wanted if w not in names]
+    if wrong:
+        raise SystemExit(f"no {wrong[0]!r}: one of {', '.join(names)}, or all")
+    return wanted
 
 
 # ---- children
 
 
-def run_all(cases: Sequence[TestCase], jobs: int) -> list[Result]:
+def run_all(found: Sequence[TestCase], jobs: int, setting: Setting = Setting()) -> list[Result]:
     """Every case, in order, however many children it takes."""
-    chunks = [list(cases[i : i + CHUNK]) for i in range(0, len(cases), CHUNK)]
+    chunks = [list(found[i : i + CHUNK]) for i in range(0, len(found), CHUNK)]
     with ThreadPoolExecutor(jobs) as pool:
-        return [r for results in pool.map(_run_chunk, chunks) for r in results]
+        return [r for results in pool.map(lambda chunk: _run_chunk(chunk, setting), chunks) for r in results]
 
 
 _fork_lock = threading.Lock()  # the children inherit the loaded cases; no other thread may be inside fork
 
 
-def _run_chunk(cases: list[TestCase]) -> list[Result]:
+def _run_chunk(chunk: list[TestCase], setting: Setting) -> list[Result]:
     """One chunk; a new child takes over behind a case that killed its child."""
     results: list[Result] = []
-    while len(results) < len(cases):
-        rest = cases[len(results) :]
-        results += _run_child(rest)
+    while len(results) < len(chunk):
+        results += _run_child(chunk[len(results) :], setting)
     return results
 
 
-def _run_child(cases: list[TestCase]) -> list[Result]:
+def _run_child(chunk: list[TestCase], setting: Setting) -> list[Result]:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     with _fork_lock:
-        child = context.Process(target=_child, args=(cases, sender), daemon=True)
+        child = context.Process(target=_child, args=(chunk, setting, sender), daemon=True)
         child.start()
         sender.close()
     results: list[Result] = []
     problem = ""
     with contextlib.suppress(EOFError):
-        while len(results) < len(cases):
-            if not receiver.poll(TIMEOUT):
-                problem = f"no answer for {TIMEOUT:.0f} s"
+        while len(results) < len(chunk):
+            patience = SLOW if chunk[len(results)].kind == "real" else TIMEOUT * len(setting.modes)
+            if not receiver.poll(patience):
+                problem = f"no answer for {patience:.0f} s"
                 child.kill()
                 break
             results.append(Result(**receiver.recv()))
     child.join()
-    if len(results) < len(cases):
-        case = cases[len(results)]
+    receiver.close()
+    if len(results) < len(chunk):
+        case = chunk[len(results)]
         results.append(
-            Result(case.name, _op(case), "failed", True, failures=[problem or f"process died: exit {child.exitcode}"])
+            Result(case.name, op(case), "failed", True, failures=[problem or f"process died: exit {child.exitcode}"])
         )
     return results
 
 
-def _child(cases: list[TestCase], sender: Any) -> None:
+def _child(chunk: list[TestCase], setting: Setting, sender: Any) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)  # onnxruntime logs to stderr whatever it is told
+    who = judge(setting.python)
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for i, case in enumerate(cases):
+        for i, case in enumerate(chunk):
             try:
-                result = run_case(case, Path(folder) / f"{i}.onnx")
+                result = run_case(case, Path(folder) / str(i), setting, who)
             except Exception as error:  # a traceback is a finding about one case, not the end of the run
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 text = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
-                result = Result(case.name, _op(case), "failed", True, failures=[" ".join(text.split())[:500]])
+                result = Result(case.name, op(case), "failed", True, failures=[" ".join(text.split())[:500]])
             sender.send(asdict(result))
+    if isinstance(who, There):
+        who.close()
     sender.close()
-
-
-def _op(case: TestCase) -> str:
-    """The op a case is about: its only node's, or of an expanded function the name in the case."""
-    nodes = case.model.graph.node
-    if len(nodes) == 1:
-        return str(nodes[0].op_type)
-    return "expanded functions" if "expanded" in case.name else "graphs of several nodes"
 
 
 # ---- one case
 
 
-def run_case(case: TestCase, path: Path) -> Result:
-    """Plain onnxruntime, then the optimized model without and with the library."""
-    from onnxfuse.config import Config
-    from onnxfuse.errors import OnnxfuseError, UsageError
-    from onnxfuse.inspection import inspect
-    from onnxfuse.pipeline import optimize
-    from onnxfuse.verify import ort
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A case that onnxruntime runs: what it gave, and whether that is what was expected."""
 
-    result = Result(case.name, _op(case), "not run")
+    case: TestCase
+    feeds: list[dict[str, object]]
+    reference: list[dict[str, Any]]
+    passes: bool
+
+
+def run_case(case: TestCase, folder: Path, setting: Setting, who: Judge) -> Result:
+    """Plain onnxruntime, then the optimized model of each mode without and with the library."""
+    case = freeze(loaded(case)) if setting.frozen else loaded(case)
+    result = Result(case.name, op(case), "not run")
+    folder.mkdir()
+    source = folder / "source.onnx"
+    onnx.save(case.model, source)
+    feeds = [_feeds(case.model, given) for given, _ in case.data_sets]
     try:
-        plain = ort.session(case.model, threads=1)
-        data = [(_feeds(case.model, given), expected) for given, expected in case.data_sets]
-        reference = [ort.run(plain, fed) for fed, _ in data]
-        again = [ort.run(plain, fed) for fed, _ in data]
-    except (UsageError, *ort.ORT_ERRORS, NotImplementedError, TypeError, ValueError) as error:
-        result.failures = [" ".join(str(error).split())[:200]]
+        reference = who.results(source, None, feeds, optimized=False)
+        again = who.results(source, None, feeds, optimized=False)
+    except Refused as error:
+        result.failures = [str(error)[:200]]
         return result
-    result.ort_passes = not any(
-        _against_expected(case, got, expected) for got, (_, expected) in zip(reference, data, strict=True)
-    )
+    expected = [want for _, want in case.data_sets]
+    bad = [p for got, want in zip(reference, expected, strict=True) for p in _against_expected(case, got, want)]
+    result.ort_passes = not bad
     if any(_differences(a, b) for a, b in zip(reference, again, strict=True)):
         result.failures = ["onnxruntime does not agree with itself: random"]
         return result
-    result.state = "ok"
+    known = _Known(case, feeds, reference, result.ort_passes)
+    seen: dict[tuple[bytes, bytes], str] = {}
+    for k, mode in enumerate(setting.modes):
+        found = _run_mode(known, folder / f"{mode}.onnx", mode, who, seen)
+        result.failures += [f if mode == "full" else f"{mode}: {f}" for f in found.failures]
+        if k == 0:
+            result.compiled, result.left = found.compiled, found.left
+    result.state = "failed" if result.failures else "ok"
+    return result
+
+
+def _run_mode(known: _Known, path: Path, mode: str, who: Judge, seen: dict[tuple[bytes, bytes], str]) -> Result:
+    """One fusion mode; a result equal to that of an earlier mode is not run again."""
+    from onnxfuse.config import Config, FusionConfig, FusionMode
+    from onnxfuse.errors import OnnxfuseError
+    from onnxfuse.inspection import inspect
+    from onnxfuse.pipeline import optimize
+
+    result = Result(known.case.name, op(known.case), "ok")
     try:
-        bundle = optimize(case.model, Config())
+        bundle = optimize(known.case.model, Config(fusion=FusionConfig(mode=FusionMode(mode))))
         bundle.save(path)
     except OnnxfuseError as error:
-        result.state, result.failures = "failed", ["optimize: " + " ".join(str(error).split())[:500]]
+        result.failures = ["optimize: " + " ".join(str(error).split())[:500]]
         return result
-    model = onnx.load(path)
-    result.left = [f"{entry.op} {entry.code}" for entry in inspect(bundle.partition, bundle.plans).left]
-    ours = sum(node.domain == DOMAIN for node in model.graph.node)
     library = path.with_suffix(".so")
-    for label, libraries in (("without library", []), ("with library", [library])):
-        if libraries and not library.exists():
+    made = _content(path), library.read_bytes() if library.exists() else b""
+    result.left = [f"{entry.op} {entry.code}" for entry in inspect(bundle.partition, bundle.plans).left]
+    if made in seen:
+        return result
+    seen[made] = mode
+    for label, given in (("without library", None), ("with library", library)):
+        if given is not None and not library.exists():
             continue
         try:
-            session = ort.session(path, level=ort.Level.ALL, threads=2, libraries=libraries)
-        except UsageError as error:
-            result.failures.append(f"{label}: {error.what}: {error.why}"[:500])
+            outputs = who.results(path, given, known.feeds, optimized=True)
+        except Refused as error:
+            result.failures.append(f"{label}: {'' if error.loaded else 'does not load: '}{error}"[:500])
             continue
-        for (fed, expected), want in zip(data, reference, strict=True):
-            try:
-                got = ort.run(session, fed)
-            except ort.ORT_ERRORS as error:
-                result.failures.append(f"{label}: " + " ".join(str(error).split())[:500])
-                continue
+        for got, want, (_, expected) in zip(outputs, known.reference, known.case.data_sets, strict=True):
             bad = _differences(want, got)
-            if not bad and result.ort_passes:
-                bad = _against_expected(case, got, expected)
+            if not bad and known.passes:
+                bad = _against_expected(known.case, got, expected)
             result.failures += [f"{label}: {b}" for b in bad]
+    ours = fused_nodes(onnx.load(path, load_external_data=False)).keys()
     if ours and library.exists() and not result.failures:
-        ran = ort.profile(path, data[0][0], level=ort.Level.ALL, libraries=[library])
-        names = {(n.name, n.op_type) for n in model.graph.node if n.domain == DOMAIN}
-        result.compiled = len(names & set(ran))
-        if result.compiled < ours:
-            result.failures.append(f"profile: only {result.compiled} of {ours} nodes ran our kernel")
-    if result.failures:
-        result.state = "failed"
+        result.compiled = len(ours & who.ran(path, library, known.feeds[0]))
+        if result.compiled < len(ours):
+            result.failures.append(f"profile: only {result.compiled} of {len(ours)} nodes ran our kernel")
     return result
+
+
+def _content(path: Path) -> bytes:
+    """The model without what it says about itself (the mode is among it)."""
+    model = onnx.load(path, load_external_data=False)
+    del model.metadata_props[:]
+    return model.SerializeToString(deterministic=True)
 
 
 def _feeds(model: onnx.ModelProto, given: Sequence[object]) -> dict[str, object]:
     """Inputs by name; absent optional ones are left out."""
-    names = [i.name for i in model.graph.input]
-    return {name: _value(v) for name, v in zip(names, given, strict=False) if v is not None}
+    weights = {t.name for t in model.graph.initializer}
+    names = [i.name for i in model.graph.input if i.name not in weights or len(given) == len(model.graph.input)]
+    return {name: plain(v) for name, v in zip(names, given, strict=False) if v is not None}
 
 
-def _value(value: object) -> object:
-    if isinstance(value, onnx.TensorProto):
-        return onnx.numpy_helper.to_array(value)
-    if isinstance(value, list):
-        return [_value(v) for v in value]
-    return np.asarray(value) if isinstance(value, np.generic) else value
-
-
-def _differences(want: dict[str, Any], got: dict[str, Any]) -> list[str]:
+def _differences(want: Mapping[str, Any], got: Mapping[str, Any]) -> list[str]:
     """Where two results of onnxruntime disagree."""
     from onnxfuse.config import VerifyConfig
     from onnxfuse.verify.compare import compare_results
@@ -277,11 +288,11 @@ def _numbers(out: Any) -> str:
     return f"{out.mismatches}/{out.total} differ, max abs {out.max_abs:.3g} ({out.tolerance}); {first}"
 
 
-def _against_expected(case: TestCase, got: dict[str, Any], expected: Sequence[Any]) -> list[str]:
+def _against_expected(case: TestCase, got: Mapping[str, Any], expected: Sequence[Any]) -> list[str]:
     """Against the case's own data, as onnx's runner does it: shapes, dtypes, rtol and atol of the case."""
     problems: list[str] = []
     for (name, value), want in zip(got.items(), expected, strict=False):
-        for a, b in _pairs(_value(want), value):
+        for a, b in _pairs(plain(want), value):
             problem = _expected_problem(np.asarray(a), np.asarray(b), case.rtol, case.atol)
             if problem:
                 problems.append(f"{name} against the expected data: {problem}")

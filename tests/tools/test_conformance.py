@@ -1,11 +1,15 @@
 """The conformance run: dead and silent children are findings; causes are grouped; onnxruntime's own failures apart."""
 
 import os
+import sys
 import time
+from pathlib import Path
 
 import conformance
+import judges
 import numpy as np
 import pytest
+import suites
 from onnx import TensorProto, helper
 from onnx.backend.test.case.test_case import TestCase
 
@@ -21,17 +25,17 @@ def cases() -> list[TestCase]:
     return [case("test_relu", "Relu"), case("test_abs", "Abs"), case("test_neg", "Neg")]
 
 
-def ok(case: TestCase, path: object) -> conformance.Result:
-    return conformance.Result(case.name, conformance._op(case), "ok", ort_passes=True, compiled=1)
+def ok(case: TestCase, *_rest: object) -> conformance.Result:
+    return conformance.Result(case.name, suites.op(case), "ok", ort_passes=True, compiled=1)
 
 
 def test_a_case_that_kills_its_process_does_not_end_the_run(
     cases: list[TestCase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(case: TestCase, path: object) -> conformance.Result:
+    def run(case: TestCase, *_rest: object) -> conformance.Result:
         if case.name == "test_relu":
             os._exit(9)
-        return ok(case, path)
+        return ok(case)
 
     monkeypatch.setattr(conformance, "run_case", run)
     results = conformance.run_all(cases, jobs=1)
@@ -41,10 +45,10 @@ def test_a_case_that_kills_its_process_does_not_end_the_run(
 
 
 def test_a_case_that_hangs_is_given_up(cases: list[TestCase], monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(case: TestCase, path: object) -> conformance.Result:
+    def run(case: TestCase, *_rest: object) -> conformance.Result:
         if case.name == "test_abs":
             time.sleep(60)
-        return ok(case, path)
+        return ok(case)
 
     monkeypatch.setattr(conformance, "run_case", run)
     monkeypatch.setattr(conformance, "TIMEOUT", 1.0)
@@ -53,7 +57,7 @@ def test_a_case_that_hangs_is_given_up(cases: list[TestCase], monkeypatch: pytes
 
 
 def test_an_exception_in_a_case_is_its_failure(cases: list[TestCase], monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(case: TestCase, path: object) -> conformance.Result:
+    def run(case: TestCase, *_rest: object) -> conformance.Result:
         raise KeyError(case.name)
 
     monkeypatch.setattr(conformance, "run_case", run)
@@ -94,8 +98,49 @@ def test_freezing_turns_all_inputs_but_the_first_into_initializers() -> None:
     model = helper.make_model(helper.make_graph([node], "g", infos, out))
     x, axes = np.ones((2, 3), np.float32), np.asarray([1], np.int64)
     before = TestCase("r", "r", None, None, model, [([x, axes], [x.sum(1, keepdims=True)])], "node", 1e-3, 1e-7)
-    after = conformance.freeze(before)
+    after = suites.freeze(before)
     assert [i.name for i in after.model.graph.input] == ["x"]
     assert [t.name for t in after.model.graph.initializer] == ["axes"]
     assert len(after.data_sets[0][0]) == 1
     assert len(before.model.graph.input) == 2
+
+
+def relu_case() -> TestCase:
+    made = case("test_relu", "Relu")
+    x = np.asarray([-1, 2], np.float32)
+    made.model.ir_version = 8
+    made.model.opset_import[0].version = 14
+    made.data_sets.append(([x], [np.maximum(x, 0)]))
+    return made
+
+
+def test_every_mode_is_tried_and_equal_results_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    results = judges.Here.results
+
+    def counted(self: judges.Here, model: Path, *rest: object, **named: object) -> object:
+        asked.append(model.name)
+        return results(self, model, *rest, **named)
+
+    monkeypatch.setattr(judges.Here, "results", counted)
+    setting = conformance.Setting(conformance.MODES)
+    made = conformance.run_case(relu_case(), tmp_path / "0", setting, judges.Here())
+    assert (made.state, made.ort_passes, made.compiled) == ("ok", True, 1)
+    assert asked == ["source.onnx"] * 2 + ["full.onnx"] * 2
+
+
+def test_another_interpreter_can_run_the_models(tmp_path: Path) -> None:
+    """Here the same one, as if it were another."""
+    who = judges.There(sys.executable)
+    made = conformance.run_case(relu_case(), tmp_path / "0", conformance.Setting(), who)
+    assert (made.state, made.ort_passes, made.compiled) == ("ok", True, 1)
+    with pytest.raises(judges.Refused, match="Load"):
+        who.results(tmp_path / "none.onnx", None, [{}], optimized=False)
+    who.close()
+
+
+def test_models_of_files_come_with_their_data() -> None:
+    found = suites.loaded(suites.cases(("pytorch-operator",), "test_operator_maxpool")[0])
+    assert [n.op_type for n in found.model.graph.node] == ["MaxPool"]
+    ((given, expected),) = found.data_sets
+    assert (given[0].ndim, expected[0].ndim) == (3, 3)
