@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 
 from onnxfuse.config import Config, FusionConfig, FusionMode, PrepareConfig, VerifyConfig
@@ -39,6 +39,7 @@ def optimize(
     custom_op_library: Sequence[str | PathLike[str]] = (),
     exact_conv: bool = False,
     strict: bool = False,
+    tune: bool = False,
     cache: bool = True,
     trace: Trace | None = None,
     progress: Callable[[str], None] | None = None,
@@ -68,6 +69,8 @@ def optimize(
         custom_op_library: libraries of the custom ops the model itself uses, for the check.
         exact_conv: no Winograd, convolutions are plain sums of products.
         strict: fail where something cannot be compiled.
+        tune: measure every kernel on this machine and give those that onnxruntime beats back to it; `Bundle.tuning`
+            holds the numbers.
         cache: take kernels compiled before from the disk, and keep new ones there.
         trace: hook that sees the result of every stage.
         progress: called with the name of every stage as it starts.
@@ -108,6 +111,8 @@ def optimize(
         save_as_external_data=save_as_external_data,
         exact_conv=exact_conv,
         strict=strict,
+        tune=tune,
+        custom_op_libraries=tuple(fspath(lib) for lib in custom_op_library),
         cache=cache,
     )
     bundle = run(model, config, trace, progress)

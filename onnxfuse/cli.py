@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from onnxfuse.ir.partition import Partition
     from onnxfuse.ir.plan import Plans
     from onnxfuse.trace import Trace
+    from onnxfuse.tuning import Tuning
     from onnxfuse.verify.compare import Report
     from onnxfuse.verify.facts import ModelFacts
 
@@ -199,6 +200,9 @@ def optimize(
         bool, typer.Option("--exact-conv", help="No Winograd: convolutions are plain sums of products.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail where something cannot be compiled.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure the kernels here; onnxruntime gets back those it runs faster.")
+    ] = False,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compile everything anew; else kernels compiled before are reused.")
     ] = False,
@@ -223,6 +227,8 @@ def optimize(
         save_as_external_data=save_as_external_data,
         exact_conv=exact_conv,
         strict=strict,
+        tune=tune,
+        custom_op_libraries=tuple(str(lib) for lib in custom_op_library or ()),
         cache=not no_cache,
     )
     # Imported here: onnx, onnxruntime and LLVM take a second to load.
@@ -236,7 +242,7 @@ def optimize(
 
     with progress, contextlib.ExitStack() as stack:
         bundle = pipeline.optimize(model, config, _trace(model, progress), progress.starts)
-        found = inspect_partition(bundle.partition, bundle.plans)
+        found, tuning = inspect_partition(bundle.partition, bundle.plans), bundle.tuning
         scratch = stack.enter_context(private_folder())
         with progress.step("write"):
             where = output if output is not None and not dry_run else scratch / "model.onnx"
@@ -244,7 +250,7 @@ def optimize(
         del bundle  # the weights are on disk: the sessions that follow need the memory
         with progress.step("verify"):
             reports = _verify_pair(model, pair, config, custom_op_library or ()) if verify else ()
-        result = _result(model, pair, found)
+        result = _result(model, pair, found, tuning)
         written = pair.publish() if output is not None and not dry_run else None
     _print_result(result, written, reports, json)
 
@@ -278,13 +284,14 @@ class _Result:
     after: ModelFacts
     library: int | None  # bytes
     found: Inspection
+    tuning: Tuning | None
 
 
-def _result(model: Path, pair: Staged, found: Inspection) -> _Result:
+def _result(model: Path, pair: Staged, found: Inspection, tuning: Tuning | None) -> _Result:
     from onnxfuse.verify.facts import facts
 
     library = pair.library.stat().st_size if pair.library is not None else None
-    return _Result(model, facts(model), facts(pair.model), library, found)
+    return _Result(model, facts(model), facts(pair.model), library, found, tuning)
 
 
 def _print_result(result: _Result, written: Written | None, reports: tuple[Report, ...], json: bool) -> None:
@@ -297,6 +304,7 @@ def _print_result(result: _Result, written: Written | None, reports: tuple[Repor
                 "ops": {"before": before.ops, "after": after.ops},
                 "bytes_on_disk": {"before": before.bytes, "after": after.bytes, "library": result.library},
                 "verified": [r.json() for r in reports],
+                **({"tuning": result.tuning.json()} if result.tuning is not None else {}),
                 **result.found.json(),
             }
         )
@@ -305,6 +313,8 @@ def _print_result(result: _Result, written: Written | None, reports: tuple[Repor
 
     sizes = report.Sizes(before.bytes, after.bytes, result.library)
     report.show(report.summary(before.ops, after.ops, result.found, sizes))
+    if result.tuning is not None:
+        report.show(report.tuning(result.tuning))
     for r in reports:
         print(r.summary())
     if written is None:

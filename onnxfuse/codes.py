@@ -40,6 +40,7 @@ STAGES: dict[str, str] = {
     "kernelize": "one kernel for one group",
     "plan": "a template for a kernel",
     "generate": "machine code for a kernel",
+    "tune": "measured on this machine (--tune)",
     "error": "what the caller can fix, or the machine",
     "verify": "the result against onnxruntime",
     "check": "a check of onnxfuse's own data failed: a bug to report",
@@ -214,6 +215,8 @@ CODES: tuple[Code, ...] = (
     Code("E_LINKER", "generate", "there is no linker (package ziglang)"),
     Code("E_LINK_TARGET", "generate", "there is no linker for the target"),
     Code("E_SYMBOLS", "generate", "the library is not self-contained"),
+    # -- tune
+    Code("NF_MEASURED_SLOWER", "tune", "onnxruntime runs the nodes faster on this machine"),
     # -- the caller's
     Code("E_BUG", "error", "an exception nobody expected: a bug in onnxfuse"),
     Code("E_FLAG", "error", "a flag or its value is wrong"),

@@ -75,4 +75,6 @@ class Config:
     strict: bool = False  # a refusal to compile is an error
     exact_conv: bool = False  # no Winograd: convolutions are plain sums of products
     keep_llvm: bool = False
+    tune: bool = False  # measure the kernels here and give those that lose back to onnxruntime
+    custom_op_libraries: tuple[str, ...] = ()  # of the custom ops the model itself uses, to run it
     cache: bool = True  # kernels compiled before are taken from the disk

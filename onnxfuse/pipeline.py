@@ -1,6 +1,8 @@
 """The driver: every stage, top to bottom, and nothing else. This is the only list of passes.
 
 model.onnx -> read -> prepare -> atomize -> lower -> fuse -> layout -> kernelize -> plan -> generate -> emit -> Bundle
+
+With --tune one more follows: kernels that lose are measured and given back, and the last two run again.
 """
 
 from __future__ import annotations
@@ -38,18 +40,20 @@ from onnxfuse.schedule.layout import layout
 from onnxfuse.schedule.plan import plan
 from onnxfuse.target import Target, by_name
 from onnxfuse.trace import Trace
+from onnxfuse.tuning import Finished, Tuning, tune
 from onnxfuse.verify.evaluate import evaluate
 
 T = TypeVar("T")
 
-STAGES = ("read", "prepare", "atomize", "lower", "fuse", "layout", "kernelize", "plan", "generate", "emit")
+STAGES = ("read", "prepare", "atomize", "lower", "fuse", "layout", "kernelize", "plan", "generate", "emit", "tune")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
     """What `optimize` returns: the new model, its library, and how they came about.
 
-    library is None when nothing was compiled; `notes` are the simplifications that were refused, with codes.
+    library is None when nothing was compiled; `notes` are the simplifications that were refused, with codes;
+    `tuning` is what --tune measured.
     """
 
     emission: Emission
@@ -58,6 +62,7 @@ class Bundle:
     plans: Plans
     notes: tuple[Note, ...]
     save_as_external_data: bool = False
+    tuning: Tuning | None = None
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -108,15 +113,20 @@ def optimize(
     partition = stage("layout", lambda: layout(partition, target))
     kernels = stage("kernelize", lambda: kernelize(partition))
     plans = stage("plan", lambda: plan(kernels, target, _forbidden(config)))
+
+    def write(plans: Plans, library: Library | None) -> Finished:
+        plans = plans if library is None else library.plans
+        # What `inspect` will say about the file, in the file.
+        record = {"inspection": json.dumps(inspect(plans.partition, plans).json(), separators=(",", ":"))}
+        made = emit(source, atomized, plans, library, mode=config.fusion.mode, target=target.name, record=record)
+        return Finished(plans, library, made)
+
     library = stage("generate", lambda: _library(plans, target, config))
-    plans = plans if library is None else library.plans
-    # What `inspect` will say about the file, in the file.
-    record = {"inspection": json.dumps(inspect(plans.partition, plans).json(), separators=(",", ":"))}
-    emission = stage(
-        "emit",
-        lambda: emit(source, atomized, plans, library, mode=config.fusion.mode, target=target.name, record=record),
-    )
-    return Bundle(emission, library, plans.partition, plans, prepared.notes, config.save_as_external_data)
+    made, tuning = stage("emit", lambda: write(plans, library)), None
+    if config.tune:
+        made, tuning = stage("tune", lambda: tune(model, made, lambda p: write(p, _library(p, target, config)), config))
+    external = config.save_as_external_data
+    return Bundle(made.emission, made.library, made.plans.partition, made.plans, prepared.notes, external, tuning)
 
 
 def _evaluator(graph: Graph) -> Evaluate:

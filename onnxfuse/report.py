@@ -21,6 +21,7 @@ from onnxfuse.explain import Explanation, Summary, blocking_line
 if TYPE_CHECKING:  # onnxruntime is not needed to print a table
     from onnxfuse.inspection import Inspection, LeftNode
     from onnxfuse.ir.partition import Decision
+    from onnxfuse.tuning import Tuning
     from onnxfuse.verify.bench import BenchReport
     from onnxfuse.verify.compare import OutputReport, Report
 
@@ -87,6 +88,21 @@ def left_nodes(left: Sequence[LeftNode]) -> RenderableType:
     for (code, why), nodes in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
         table.add_row(code, str(len(nodes)), _names(dict.fromkeys(n.op for n in nodes)), why)
     return table
+
+
+def tuning(found: Tuning) -> RenderableType:
+    """Every kernel against onnxruntime on the same nodes, slowest ratio first; then the model as a whole."""
+    table = Table(title="Measured against onnxruntime", title_justify="left", header_style="bold")
+    table.add_column("kernel", overflow="fold")
+    for name in ("calls", "ms", "ratio", "quartiles"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for k in sorted(found.kernels, key=lambda k: k.ratio):
+        kept = "" if not k.loses else "slower"
+        spread = f"{k.ratio_low:.2f}-{k.ratio_high:.2f}"
+        table.add_row(k.op_type, str(k.calls), f"{k.ms:.3f}", f"{k.ratio:.2f}", spread, kept)
+    whole = f"the model: {found.ratio:.2f} times as fast as the original; {found.rolled_back} group(s) given back"
+    return Group(table, whole)
 
 
 def _names(names: Iterable[str]) -> str:

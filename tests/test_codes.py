@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent / "onnxfuse"
 CODE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 # Strings that look like codes and are none.
 OTHERS = {
+    "ONNXFUSE_CACHE_DIR": "environment: the folder of the cache",
     "LC_ALL": "environment of the linker",
     "ZIG_GLOBAL_CACHE_DIR": "environment of the linker",
     "ZIG_LOCAL_CACHE_DIR": "environment of the linker",

@@ -26,14 +26,15 @@ MAY = {
     "emit": {"ir", "frontend"},  # Source and Atomized: what was read, and how composites were cut
     "runtime": {"ir", "codegen"},
     "trace": {"ir"},
-    "pipeline": ALL | {"inspection", "verify"},
+    "tuning": {"ir", "frontend", "emit", "verify"},
+    "pipeline": ALL | {"inspection", "verify", "tuning"},
     "api": ALL | {"pipeline", "verify"},
     "verify": {"ir", "frontend"},
-    "report": {"codes", "ir", "inspection", "explain", "verify"},
+    "report": {"codes", "ir", "inspection", "explain", "verify", "tuning"},
     "inspection": {"ir", "analysis"},
     "explain": {"codes", "ir", "frontend"},  # Note: what the simplifications did not do
     "phases": {"ir", "analysis", "schedule"},
-    "cli": ALL | {"codes", "pipeline", "verify", "report", "runtime", "inspection", "explain", "phases"},
+    "cli": ALL | {"codes", "pipeline", "tuning", "verify", "report", "runtime", "inspection", "explain", "phases"},
     "__init__": ALL | {"api", "pipeline", "verify", "report", "runtime", "inspection"},
     "__main__": {"cli"},
 }

@@ -12,7 +12,7 @@ from typing import Protocol
 from onnxfuse.config import Config
 from onnxfuse.errors import VerifyError
 from onnxfuse.verify import ort
-from onnxfuse.verify.child import Job, compare_apart
+from onnxfuse.verify.child import Job, apart
 from onnxfuse.verify.compare import Report
 
 
@@ -58,7 +58,7 @@ def verify_pair(
     called = called or ort.describe(model)
     libraries = (None, library) if library is not None else (None,)
     job = Job(model, saved, libraries, config.verify, tuple(custom_op_libraries))
-    reports = tuple(replace(r, reference=called.strip("'")) for r in compare_apart(job))
+    reports = tuple(replace(r, reference=called.strip("'")) for r in apart(job))
     narrowed = reports[0].narrowed if not config.overwrite_input_shape and not config.dim_params else ()
     if all(r.ok for r in reports) and not narrowed:
         return reports

@@ -1,9 +1,9 @@
-"""The comparison in a process of its own. Job -> Reports, or an error that says what crashed.
+"""Work on compiled kernels in a process of its own. Job -> its result, or an error that says what crashed.
 
 Kernels are machine code we made: one that reads a wrong address ends its process. It shall not end the caller's, and
-the caller shall hear at which step it happened. The child imports what it needs to compare and no compiler, so most of
-its memory is the model's. In: a pickled Job on its standard input. Out, pickled: the name of each step as it begins,
-then the reports or the UsageError.
+the caller shall hear at which step it happened. The child imports what it needs to run models and no compiler, so most
+of its memory is the model's. In: a pickled job on its standard input. Out, pickled: the name of each step as it begins,
+then the result (a tuple) or the UsageError.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol, TypeVar
 
 from onnxfuse.config import VerifyConfig
 from onnxfuse.errors import UsageError, VerifyError
 from onnxfuse.verify.compare import Report, compare_many
 
+T_co = TypeVar("T_co", covariant=True)
 _KEPT_LINES = 5  # of what a child that crashed had printed
 # Large blocks go back to the system when a session is gone: the next one needs the room (glibc would keep them).
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
@@ -53,21 +54,27 @@ class Job:
         )
 
 
-def compare_apart(job: Job) -> tuple[Report, ...]:
+class Work(Protocol[T_co]):
+    """Something picklable to do, that says what it is about to do and returns a tuple."""
+
+    def run(self, step: Callable[[str], None], /) -> tuple[T_co, ...]: ...
+
+
+def apart(job: Work[T_co]) -> tuple[T_co, ...]:
     """Run the job in a child. Raises what it raised, VerifyError E_VERIFY_CRASH if it did not live to say."""
     with tempfile.TemporaryFile() as log:
         try:
             process = _start(log)
         except OSError:  # no new process to be had
-            return job.run()
+            return job.run(lambda _: None)
         try:
-            reports = _talk(process, job)
+            result = _talk(process, job)
         except _Gone as gone:
             raise _crash(process.wait(), gone.step, _text(log)) from None
         finally:
             _end(process)
         print(_text(log), end="", file=sys.stderr)
-        return reports
+        return result
 
 
 # The child imports what its parent imported: the same sys.path, whatever made it so.
@@ -92,7 +99,7 @@ class _Gone(Exception):  # noqa: N818 - the end of a conversation, never leaves 
         self.step = step
 
 
-def _talk(process: subprocess.Popen[bytes], job: Job) -> tuple[Report, ...]:
+def _talk(process: subprocess.Popen[bytes], job: Work[T_co]) -> tuple[T_co, ...]:
     assert process.stdin is not None
     assert process.stdout is not None
     step = "starting"
@@ -155,10 +162,9 @@ def child_main() -> None:
         sink.flush()
 
     job = pickle.load(sys.stdin.buffer)
-    assert isinstance(job, Job)
     try:
-        reports = job.run(say)
+        result = job.run(say)
     except UsageError as error:
         say(error)
         return
-    say(reports)
+    say(result)

@@ -12,7 +12,7 @@ from onnx import parser
 from onnxfuse.config import Config, VerifyConfig
 from onnxfuse.errors import UsageError, VerifyError
 from onnxfuse.verify.bundle import MismatchError, verify_pair
-from onnxfuse.verify.child import Job, compare_apart
+from onnxfuse.verify.child import Job, apart
 from onnxfuse.verify.compare import compare_many
 
 TEXT = '<ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y) { y = Exp(x) }'
@@ -40,7 +40,7 @@ def crash(monkeypatch):
 
 def test_reports_are_those_of_this_process(file):
     a, b = file("a.onnx"), file("b.onnx", TEXT.replace("Exp", "Neg"))
-    assert compare_apart(Job(a, b, (None,))) == compare_many(a, b, [None])
+    assert apart(Job(a, b, (None,))) == compare_many(a, b, [None])
 
 
 def test_a_mismatch_is_reported_in_full(file):
@@ -59,7 +59,7 @@ def test_a_usage_error_comes_back_as_it_is(file):
     with pytest.raises(UsageError) as here:
         compare_many(a, a, [None], config=config)
     with pytest.raises(UsageError) as there:
-        compare_apart(Job(a, a, (None,), config))
+        apart(Job(a, a, (None,), config))
     assert there.value.args == here.value.args
 
 
@@ -78,21 +78,21 @@ def test_a_crash_names_the_signal_and_the_step(file, crash):
 def test_a_kill_speaks_of_memory(file, crash):
     crash("os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(VerifyError, match="SIGKILL while starting") as error:
-        compare_apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
+        apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
     assert "memory" in error.value.hint
 
 
 def test_a_bug_in_the_child_shows_its_message(file, crash):
     crash("raise ZeroDivisionError('ouch')")
     with pytest.raises(VerifyError, match="exit code 1 while starting") as error:
-        compare_apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
+        apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
     assert "ZeroDivisionError: ouch" in error.value.why
 
 
 def test_half_an_answer_is_none(file, crash):
     crash("sys.stdin.buffer.read(); sys.stdout.buffer.write(child.pickle.dumps('running')[:-3]); sys.stdout.flush()")
     with pytest.raises(VerifyError, match="exit code 0 while starting"):
-        compare_apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
+        apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
 
 
 def test_an_interrupt_ends_the_child_too(file, crash, monkeypatch):
@@ -110,7 +110,7 @@ def test_an_interrupt_ends_the_child_too(file, crash, monkeypatch):
     monkeypatch.setattr("onnxfuse.verify.child.subprocess.Popen", Popen)
     monkeypatch.setattr("onnxfuse.verify.child.pickle.load", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        compare_apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
+        apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
     assert [p.returncode for p in started] == [-signal.SIGKILL]
 
 
@@ -119,7 +119,7 @@ def test_without_a_new_process_the_comparison_is_made_here(file, monkeypatch):
         raise OSError("no more processes")
 
     monkeypatch.setattr("onnxfuse.verify.child.subprocess.Popen", refuse)
-    (report,) = compare_apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
+    (report,) = apart(Job(file("a.onnx"), file("b.onnx"), (None,)))
     assert report.ok
 
 
