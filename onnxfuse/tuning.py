@@ -10,7 +10,6 @@ In step 3 a difference within NOISE keeps the model that fuses more: what one ma
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from onnxfuse.config import Config
 from onnxfuse.emit.bundle import Staged, staged
 from onnxfuse.emit.model import Emission
 from onnxfuse.errors import Refusal
+from onnxfuse.files import private_folder
 from onnxfuse.frontend.load import ModelLike
 from onnxfuse.ir.plan import Library, Plans
 from onnxfuse.verify import ort
@@ -63,8 +63,7 @@ def tune(
     """See the module docstring. Raises UsageError when no input is found that the model accepts."""
     if first.library is None:
         return first, Tuning((), 1.0, 0)
-    with tempfile.TemporaryDirectory(prefix="onnxfuse-") as name:
-        folder = Path(name)
+    with private_folder() as folder:
         original = ort.in_file(model, folder / "original.onnx")
         custom = tuple(Path(lib) for lib in config.custom_op_libraries)
         with _files(first, folder / "first.onnx", config) as a:

@@ -22,6 +22,7 @@ import onnx
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from onnxfuse.config import VerifyConfig
+from onnxfuse.files import private_folder
 from onnxfuse.verify import ort
 from onnxfuse.verify.bench import Contestant, bench
 from onnxfuse.verify.child import apart
@@ -126,11 +127,11 @@ def _kernels(job: Job, step: Step) -> Iterator[Measured]:
     step("recording what the kernels read")
     first = [nodes[0] for nodes in chosen.values()]
     seen = _record(model, candidate.model.parent, [n for node in first for n in node.input], sample, libraries)
-    with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
+    with private_folder() as folder:
         for (op_type, nodes), node in zip(chosen.items(), first, strict=True):
             step(f"timing {op_type}")
             reads = {n: seen[n] for n in node.input if n in seen}
-            path = Path(folder) / "kernel.onnx"
+            path = folder / "kernel.onnx"
             onnx.save(_alone(model, node, reads, weights, candidate.model.parent), os.fspath(path))
             found = bench(
                 [Contestant("body", path, job.custom_op_libraries), Contestant("kernel", path, libraries)],
