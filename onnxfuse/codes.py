@@ -260,6 +260,7 @@ CODES: tuple[Code, ...] = (
     Code("E_MODEL", "error", "the path is no ONNX model"),
     Code("E_LIBRARY", "error", "no library for the model, or that of another model"),
     Code("E_OPTIONS", "error", "the SessionOptions serve another model"),
+    Code("E_DEVICE", "error", "a device other than the CPU was asked for (onnxfuse.backend)"),
     Code("E_ORT_LOAD", "error", "onnxruntime refuses to load the model"),
     Code("E_ORT_VERSION", "error", "this onnxruntime is too old for what is asked of it"),
     # -- verify

@@ -29,6 +29,7 @@ MAY = {
     "tuning": {"ir", "frontend", "emit", "verify"},
     "pipeline": ALL | {"inspection", "verify", "tuning"},
     "api": ALL | {"pipeline", "verify"},
+    "backend": ALL | {"api", "verify"},
     "verify": {"ir", "frontend"},
     "report": {"codes", "ir", "inspection", "explain", "verify", "tuning"},
     "inspection": {"ir", "analysis"},
@@ -39,11 +40,11 @@ MAY = {
     "__main__": {"cli"},
 }
 FENCES = {
-    "onnx": {"frontend", "emit", "verify", "pipeline"},
+    "onnx": {"frontend", "emit", "verify", "pipeline", "backend"},
     "onnx_ir": {"frontend", "emit", "verify"},
     "llvmlite": {"codegen"},
     "ziglang": {"codegen"},
-    "onnxruntime": {"verify", "runtime"},
+    "onnxruntime": {"verify", "runtime", "backend"},
     "typer": {"cli"},
     "rich": {"report"},
 }
