@@ -1,7 +1,7 @@
 """Run onnxfuse over the cases of onnx.backend.test.
 
     python tools/conformance.py [--suite node,simple,light,...|all] [--mode full,none,...|all] [--ort-python PYTHON]
-                                [--filter TEXT] [--limit N] [--freeze] [--jobs 2] [--json FILE] [--verbose]
+                                [--filter TEXT] [--limit N] [--freeze] [--jobs 2] [--log FILE] [--verbose]
 
 Each case runs in plain onnxruntime (ORT_DISABLE_ALL) first; then it is optimized in each fusion mode and run without
 and with the library. A case that onnxruntime passes must still pass: agree with onnxruntime within the tolerances of
@@ -13,6 +13,8 @@ first into an initializer, as exporters write them. `--ort-python` names the int
 models (with the oldest supported version, for one); optimizing stays with this one.
 
 Cases run in child processes, many in each; a case that kills or blocks its process is reported and the rest goes on.
+`--log` names a file of results, one line of JSON each, written as they come; cases that are in it already are not run
+again, so a run can be cut into parts.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -70,16 +72,37 @@ class Result:
     left: list[str] = field(default_factory=list)  # "Op CODE"
 
 
+class Log:
+    """Results by name, those of an earlier run first; new ones are written at once."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.lock = threading.Lock()
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        self.results = {r.name: r for r in (Result(**json.loads(line)) for line in lines)}
+
+    def add(self, result: Result) -> None:
+        """One more result (from any thread)."""
+        with self.lock:
+            self.results[result.name] = result
+            if self.path is not None:
+                with self.path.open("a") as file:
+                    file.write(json.dumps(asdict(result)) + "\n")
+
+
+Add = Callable[[Result], object]
+
+
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
     found = cases(_listed(args.suite, SUITES), args.filter, args.limit)
     setting = Setting(_listed(args.mode, MODES), args.ort_python, args.freeze)
     start = time.perf_counter()
-    results = run_all(found, args.jobs, setting)
+    log = Log(None if args.log is None else Path(args.log))
+    run_all([c for c in found if c.name not in log.results], args.jobs, setting, log.add)
+    results = [log.results[c.name] for c in found]
     print(report(results, args.verbose))
     print(f"{time.perf_counter() - start:.0f} s")
-    if args.json:
-        Path(args.json).write_text(json.dumps([asdict(r) for r in results], indent=1))
     return 2 if any(r.state == "failed" and r.ort_passes for r in results) else 0
 
 
@@ -92,7 +115,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=0, help="only the first N of them")
     parser.add_argument("--freeze", action="store_true", help="inputs but the first become initializers")
     parser.add_argument("--jobs", type=int, default=2, help="child processes at a time")
-    parser.add_argument("--json", help="write every case's result to this file")
+    parser.add_argument("--log", help="file of results: written as they come, and what is in it is not run again")
     parser.add_argument(
         "--verbose", action="store_true", help="name every failure, and the cases onnxruntime cannot run"
     )
@@ -111,25 +134,27 @@ def _listed(text: str, names: tuple[str, ...]) -> tuple[str, ...]:
 # ---- children
 
 
-def run_all(found: Sequence[TestCase], jobs: int, setting: Setting = Setting()) -> list[Result]:
-    """Every case, in order, however many children it takes."""
+def run_all(
+    found: Sequence[TestCase], jobs: int, setting: Setting = Setting(), add: Add = lambda _: None
+) -> list[Result]:
+    """Every case, in order, however many children it takes; `add` hears of each as it ends."""
     chunks = [list(found[i : i + CHUNK]) for i in range(0, len(found), CHUNK)]
     with ThreadPoolExecutor(jobs) as pool:
-        return [r for results in pool.map(lambda chunk: _run_chunk(chunk, setting), chunks) for r in results]
+        return [r for results in pool.map(lambda chunk: _run_chunk(chunk, setting, add), chunks) for r in results]
 
 
 _fork_lock = threading.Lock()  # the children inherit the loaded cases; no other thread may be inside fork
 
 
-def _run_chunk(chunk: list[TestCase], setting: Setting) -> list[Result]:
+def _run_chunk(chunk: list[TestCase], setting: Setting, add: Add) -> list[Result]:
     """One chunk; a new child takes over behind a case that killed its child."""
     results: list[Result] = []
     while len(results) < len(chunk):
-        results += _run_child(chunk[len(results) :], setting)
+        results += _run_child(chunk[len(results) :], setting, add)
     return results
 
 
-def _run_child(chunk: list[TestCase], setting: Setting) -> list[Result]:
+def _run_child(chunk: list[TestCase], setting: Setting, add: Add) -> list[Result]:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     with _fork_lock:
@@ -146,13 +171,13 @@ def _run_child(chunk: list[TestCase], setting: Setting) -> list[Result]:
                 child.kill()
                 break
             results.append(Result(**receiver.recv()))
+            add(results[-1])
     child.join()
     receiver.close()
     if len(results) < len(chunk):
-        case = chunk[len(results)]
-        results.append(
-            Result(case.name, op(case), "failed", True, failures=[problem or f"process died: exit {child.exitcode}"])
-        )
+        case, why = chunk[len(results)], problem or f"process died: exit {child.exitcode}"
+        results.append(Result(case.name, op(case), "failed", True, failures=[why]))
+        add(results[-1])
     return results
 
 

@@ -144,3 +144,20 @@ def test_models_of_files_come_with_their_data() -> None:
     assert [n.op_type for n in found.model.graph.node] == ["MaxPool"]
     ((given, expected),) = found.data_sets
     assert (given[0].ndim, expected[0].ndim) == (3, 3)
+
+
+def test_a_run_goes_on_where_its_log_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def run_all(found: list[TestCase], jobs: int, setting: object, add: conformance.Add) -> None:
+        for c in found:
+            tried.append(c.name)
+            add(conformance.Result(c.name, "Abs", "ok", ort_passes=True))
+
+    monkeypatch.setattr(conformance, "cases", lambda *_: [case("test_abs", "Abs"), case("test_neg", "Neg")])
+    monkeypatch.setattr(conformance, "run_all", run_all)
+    path = tmp_path / "log"
+    path.write_text('{"name": "test_abs", "op": "Abs", "state": "failed", "ort_passes": true, "failures": ["x"]}\n')
+    assert conformance.main(["--log", str(path)]) == 2
+    assert tried == ["test_neg"]
+    assert len(path.read_text().splitlines()) == 2
