@@ -2,12 +2,14 @@
 
 `Inspection.json()` is a stable schema that other tools read:
 
-    {"groups": [{name, op_type, kind, anchor, template, members: [{name, op, origin}], reads, writes, bytes}],
+    {"groups": [{name, op_type, kind, anchor, template, members: [{name, op, origin}], reads, writes, bytes,
+                 operations}],
      "left":   [{name, op, code, why}],
      "bytes":  {"before": n, "after": n}}
 
-`bytes` of a group is what its kernel reads and writes, weights included; `before` and `after` are the activations moved
-between kernels when every node is one, and when every group is one. Free dimensions count as `traffic.SAMPLE_DIM`.
+`bytes` of a group is what its kernel reads and writes, weights included, `operations` what it computes (an addition is
+one, a product of a contraction two). `before` and `after` are the activations moved between kernels when every node is
+one, and when every group is one. Free dimensions count as `traffic.SAMPLE_DIM`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onnxfuse.analysis.traffic import nbytes
+from onnxfuse.analysis.traffic import nbytes, traffic
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.graph import Node, Value
 from onnxfuse.ir.kernel import Kernel
@@ -47,6 +49,7 @@ class GroupFacts:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     bytes: int
+    operations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ def from_json(data: Mapping[str, Any]) -> Inspection:
             tuple(g.get("reads", ())),
             tuple(g.get("writes", ())),
             int(g.get("bytes", 0)),
+            int(g.get("operations", 0)),
         )
         for g in data.get("groups", ())
     )
@@ -130,6 +134,7 @@ def _left(node: Node, refusal: Refusal) -> LeftNode:
 
 def _facts(group: Group, call: Call | None, templates: Mapping[Kernel, str]) -> GroupFacts:
     nodes = _nodes(group.members)
+    work = traffic(group.members, group.reads, group.writes)
     op_type = call.kernel.name if call is not None else "fused_" + "_".join(n.op.name.lower() for n in nodes[:4])
     return GroupFacts(
         call.name if call is not None else f"{op_type}_{group.id}",
@@ -140,7 +145,8 @@ def _facts(group: Group, call: Call | None, templates: Mapping[Kernel, str]) -> 
         tuple(Member(n.name, str(n.op), n.origin) for n in nodes),
         tuple(v.name for v in group.reads),
         tuple(v.name for v in group.writes),
-        sum(nbytes(v) for v in (*group.reads, *group.writes)),
+        work.bytes,
+        work.ops,
     )
 
 

@@ -7,6 +7,10 @@ Ratio = onnxruntime's time / ours: above 1 we are faster. Rounds alternate betwe
 a burst, whose first run is dropped (it pays for the other's caches and spinning threads); a round's value is the
 burst's median. Printed are the medians over the rounds, the ratio of the rounds' pairs and its quartiles. OpenVINO is
 measured too if it is installed.
+
+--profile: the nodes that take most time, and how near each is to what the machine can do for the work its group states
+(`inspect`; static shapes only): the least time by the peak and the bandwidth measured on the spot (tools/roofline.py),
+over its own time. Winograd kernels do fewer operations than they state and may exceed 100 %.
 """
 
 from __future__ import annotations
@@ -26,12 +30,17 @@ from typing import Any
 
 from fused import library_of, markdown, optimize_cli, run_child, table
 from modelzoo import ROOT, Model, feeds, input_dtypes, load_manifest, models_dir, select
+from roofline import machine
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 WARM_UP = 0.5  # seconds of runs thrown away, per contender
 BURST = 0.08  # seconds of runs in a burst, at least MIN_BURST of them
 MIN_BURST = 3
 MIN_ROUNDS = 7
+
+
+# Node, op type, median ms, percent of all nodes, percent of the roofline (None: its work is not known).
+Profiled = tuple[str, str, float, float, float | None]
 
 
 @dataclass
@@ -43,7 +52,7 @@ class Timing:
     times: dict[str, float] = field(default_factory=dict)
     ratios: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # other -> quartiles of other / ours
     rounds: int = 0
-    groups: list[tuple[str, str, float, float]] = field(default_factory=list)  # node, op type, ms, share
+    groups: list[Profiled] = field(default_factory=list)
     error: str = ""
 
 
@@ -60,7 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     print(table(*columns(timings)))
     for timing in timings if args.profile else ():
         print(f"\n{timing.name}, {timing.threads} thread(s): time by node")
-        print(table(["node", "op", "ms", "%"], [[n, o, f"{ms:.3f}", f"{p:.1f}"] for n, o, ms, p in timing.groups]))
+        rows = [[n, o, f"{ms:.3f}", f"{p:.1f}", "" if r is None else f"{r:.0f}"] for n, o, ms, p, r in timing.groups]
+        print(table(["node", "op", "ms", "%", "% of roofline"], rows))
     if args.json:
         Path(args.json).write_text(json.dumps([asdict(t) for t in timings], indent=1))
     if args.update_readme:
@@ -200,10 +210,8 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def profile(
-    path: Path, threads: int, library: Path | None, fed: dict[str, Any], top: int = 25
-) -> list[tuple[str, str, float, float]]:
-    """The nodes that take most time, by onnxruntime's own clock: (node, op type, median ms, share in percent)."""
+def profile(path: Path, threads: int, library: Path | None, fed: dict[str, Any], top: int = 25) -> list[Profiled]:
+    """The nodes that take most time, by onnxruntime's own clock."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         session = _session(path, threads, library, str(Path(folder) / "profile"))
         for _ in range(20):
@@ -217,7 +225,20 @@ def profile(
     medians = {key: statistics.median(values) for key, values in times.items()}
     total = sum(medians.values()) or 1.0
     ranked = sorted(medians.items(), key=lambda item: -item[1])[:top]
-    return [(node, op, ms, 100 * ms / total) for (node, op), ms in ranked]
+    least = _least_ms(session, threads)
+    return [
+        (node, op, ms, 100 * ms / total, 100 * least[node] / ms if node in least and ms else None)
+        for (node, op), ms in ranked
+    ]
+
+
+def _least_ms(session: Any, threads: int) -> dict[str, float]:
+    """What the machine needs at least for the work of each group, by name; empty for a model with free dimensions."""
+    if any(not isinstance(d, int) for i in session.get_inputs() for d in i.shape):
+        return {}
+    limits = machine(threads)
+    record = json.loads(session.get_modelmeta().custom_metadata_map.get("onnxfuse.inspection", "{}"))
+    return {g["name"]: limits.seconds(g["operations"], g["bytes"]) * 1e3 for g in record.get("groups", ())}
 
 
 # ---- report

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Sym, children, walk
+from onnxfuse.ir.expr import Acc, Apply, Expr, Lit, Load, Sym, children, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute
 from onnxfuse.ir.types import Dim
@@ -64,8 +64,9 @@ def nbytes(value: Value, env: Mapping[str, int] | None = None) -> int:
 
 
 def point_cost(*roots: Expr) -> int:
-    """Cost of evaluating expressions once: arithmetic on values; index arithmetic is not counted."""
-    return sum(e.prim.cost for e in _value_level(roots) if isinstance(e, Apply))
+    """Cost of evaluating expressions once: arithmetic on values; index arithmetic (of guards, too) is not counted."""
+    over = _of_values(roots)
+    return sum(e.prim.cost for e in _value_level(roots) if isinstance(e, Apply) and id(e) in over)
 
 
 def dearest(*roots: Expr) -> int:
@@ -103,6 +104,15 @@ def traffic(
 def alone(c: Compute, env: Mapping[str, int] | None = None) -> Traffic:
     """Traffic of a Compute that is a kernel of its own."""
     return traffic((c,), c.reads, (c.out,), env)
+
+
+def _of_values(roots: tuple[Expr, ...]) -> set[int]:
+    """Ids of the expressions that depend on an element of a tensor or on what was accumulated."""
+    found: set[int] = set()
+    for e in walk(*roots):
+        if isinstance(e, Load | Acc) or any(id(c) in found for c in children(e)):
+            found.add(id(e))
+    return found
 
 
 def _value_level(roots: tuple[Expr, ...]) -> list[Expr]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from onnxfuse.analysis.traffic import alone, dearest, nbytes, ops, point_cost, sample, size, traffic
-from onnxfuse.ir.expr import apply, sym
-from onnxfuse.ir.loops import Compute
+from onnxfuse.ir.expr import apply, load, sym, var
+from onnxfuse.ir.loops import Axis, Compute
+from onnxfuse.ir.prims import PRIMS
 from onnxfuse.ir.types import tensor
 from tests.fuse.dsl import F32, Build, val
 
@@ -35,6 +36,12 @@ def test_index_arithmetic_is_not_work() -> None:
     assert ops(compute(g)) == 0
     g.E("z", g.input("b"), prim="exp")
     assert dearest(compute(g).body) == point_cost(compute(g).body) == 12
+
+
+def test_a_guard_is_no_work_but_its_choice_is() -> None:
+    i = var(Axis("i", 4))
+    inside = apply("and", apply("le", 1, i), apply("lt", i, 3))
+    assert point_cost(apply("where", inside, load(val("a", (4,)), (i,), F32), 0.0)) == PRIMS["where"].cost
 
 
 def test_run_time_dimensions_take_the_sample_or_64() -> None:

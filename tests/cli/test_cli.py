@@ -187,7 +187,7 @@ def test_inspect_reads_the_record_of_an_optimized_model(onnxfuse, model):
     member = {"name": "n0", "op": "Exp", "origin": ["n0"]}
     group = {
         "name": "g0", "op_type": "fused_exp", "kind": "elemwise", "anchor": None, "template": "rowwise",
-        "members": [member], "reads": ["x"], "writes": ["y"], "bytes": 32,
+        "members": [member], "reads": ["x"], "writes": ["y"], "bytes": 32, "operations": 4,
     }  # fmt: skip
     record = {"groups": [group], "left": [{"name": "n1", "op": "NonZero", "code": "UN_OPAQUE", "why": "because"}]}
     proto.metadata_props.add(key="onnxfuse.inspection", value=json.dumps(record))

@@ -55,7 +55,8 @@ def test_the_data_has_the_schema_of_inspect(onnxfuse, model, tmp_path):
     result = onnxfuse("optimize", model("a.onnx", CHAIN), tmp_path / "o.onnx", "--json")
     data = json.loads(result.out)
     (group,) = data["groups"]
-    assert set(group) == {"name", "op_type", "kind", "anchor", "template", "members", "reads", "writes", "bytes"}
+    fields = {"name", "op_type", "kind", "anchor", "template", "members", "reads", "writes", "bytes", "operations"}
+    assert set(group) == fields
     assert [m["op"] for m in group["members"]] == ["Exp", "Add", "Relu"]
     assert (group["reads"], group["writes"], group["bytes"]) == (["x"], ["y"], 32)
     assert data["left"] == []
