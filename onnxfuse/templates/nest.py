@@ -143,8 +143,27 @@ def _rewrite(
             stores.append(Store(target, index, rebuild((st.value,), leaf)[0]))
         body = None if s.reduce_body is None else rebuild((s.reduce_body,), leaf)[0]
         reduce = None if s.reduce is None else replace(s.reduce, axes=swap(s.reduce.axes))
-        stages.append(Step(swap(s.axes), tuple(stores), reduce, body))
+        side = []
+        for st in s.side:
+            target, index = access(st.target, tuple(rebuild(st.index, leaf)))
+            side.append(Store(target, index, rebuild((st.value,), leaf)[0]))
+        stages.append(Step(swap(s.axes), tuple(stores), reduce, body, tuple(side)))
     return Nest(swap(outer), tuple(stages), views)
+
+
+def spread(nest: Nest, axis: Axis, private: set[Value]) -> Nest:
+    """Every private buffer with one more dimension: an element for each point of an outer axis."""
+    views = dict(nest.views)
+    cache: dict[Value, Value] = {}
+
+    def access(source: Value, index: tuple[Expr, ...]) -> tuple[Value, tuple[Expr, ...]]:
+        if views.get(source, source) not in private or not index:
+            return source, index
+        if source not in cache:
+            cache[source] = _view(source, [*source.tensor.shape, axis.extent], views)
+        return cache[source], (*index, var(axis))
+
+    return _rewrite(nest, nest.outer, {}, access, views)
 
 
 def _merge_any(nest: Nest) -> Nest | None:
@@ -407,4 +426,4 @@ def _decided(stage: Step, test: Apply, axis: Axis, at: int) -> Step:
     return _map_stage(stage, partial(substitute, mapping={test: lit(bool(holds), DType.BOOL)}), lambda _: True)
 
 
-__all__ = ["Nest", "Segment", "Step", "segments", "stage_roots", "stage_stores", "tidy", "turn_roots"]
+__all__ = ["Nest", "Segment", "Step", "segments", "spread", "stage_roots", "stage_stores", "tidy", "turn_roots"]

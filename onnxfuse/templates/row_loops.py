@@ -31,12 +31,12 @@ def sweep(
 ) -> list[Reg]:
     """Run `axis` from low to high by vectors, `unroll` of them a turn (`wide`: as one); returns the carried values.
 
-    `blocks`: low is a multiple of every vector width.
+    `blocks`: low is a multiple of every vector width, and so is high unless it is the end of the axis.
     """
     n, u = spec.lanes, unroll
     size = build.sub(high, low)
     # Blocks are multiples of every vector width.
-    known = size if isinstance(size, int) else axis.extent
+    known = axis.extent if blocks and not isinstance(size, int) else size
     whole = isinstance(known, int) and known % n == 0
     accs = init
     at: Index = low

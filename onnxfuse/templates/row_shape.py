@@ -13,15 +13,17 @@ from onnxfuse.codegen.scalar_expr import affine, flat_index, in_range
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Apply, Expr, Load, i64, loads, var, walk
 from onnxfuse.ir.graph import Value
-from onnxfuse.ir.kernel import Kernel
+from onnxfuse.ir.kernel import Kernel, Store
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.simplify import as_dim, simplify
 from onnxfuse.ir.types import Dim
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import expected
-from onnxfuse.templates.nest import Nest, Step, stage_roots, stage_stores, turn_roots
+from onnxfuse.templates.nest import Nest, Step, segments, stage_roots, stage_stores, turn_roots
 
 FUNCTION = 12  # cost from which a primitive is a function rather than an instruction
+BLOCK = 8192  # elements of the vector axis in one unit, where a point of it is little work ...
+NARROW = 64  # ... and where it is a whole column
 NATIVE = ("exp", "log", "log1p", "tanh", "erf")  # functions that run in f32
 
 # ---- choosing a shape ----
@@ -29,10 +31,11 @@ NATIVE = ("exp", "log", "log1p", "tanh", "erf")  # functions that run in f32
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Loads that walk memory along `axis` instead of the vector axis: squares of them are transposed in registers."""
+    """Accesses that walk memory along `axis` instead of the vector axis: squares are transposed in registers."""
 
     axis: Axis
     loads: frozenset[Load]
+    stores: frozenset[Store] = frozenset()
     weave: bool = False  # instead: all of the few points of `axis`, whose stores are woven into consecutive vectors
 
 
@@ -53,22 +56,48 @@ def weave(nest: Nest, vector: Axis, lanes: int) -> Tile | None:
 
 
 def tile_of(nest: Nest, vector: Axis | None, lanes: int) -> Tile | None:
-    """The best second axis for the loads that are not contiguous along the vector axis, if any."""
-    if vector is None or lanes not in (2, 4, 8, 16) or any(s.axes or s.reduce for s in nest.stages):
+    """The best second outer axis for the accesses that are not contiguous along the vector axis, if any."""
+    if vector is None or any(s.axes or s.reduce for s in nest.stages):
         return None
-    crossing = []
-    for ld in dict.fromkeys(ld for s in nest.stages for ld in loads(*stage_roots(s))):
-        split = affine(flat_offset(ld.source, ld.index), var(vector))
-        if split is not None and ld.dtype is not DType.BOOL and in_range(ld) and as_dim(split[1]) not in (0, 1, -1):
-            crossing.append(ld)
-    best: Tile | None = None
-    for a in nest.outer:
-        if a is vector or (isinstance(a.extent, int) and a.extent < lanes):
-            continue
-        along = frozenset(ld for ld in crossing if step_along(ld.source, ld.index, a) == 1)
-        if along and (best is None or len(along) > len(best.loads)):
-            best = Tile(a, along)
-    return best or weave(nest, vector, lanes)
+    return _squares(nest.stages, vector, nest.outer, lanes) or weave(nest, vector, lanes)
+
+
+def stage_tile(stage: Step, vector: Axis, lanes: int) -> Tile | None:
+    """The same for one of a stage's own axes."""
+    if stage.reduce is not None:
+        return None
+    return _squares((stage,), vector, stage.axes, lanes)
+
+
+def _squares(stages: Sequence[Step], vector: Axis, axes: Sequence[Axis], lanes: int) -> Tile | None:
+    """The axis along which most of the accesses are contiguous that are not so along the vector axis."""
+    if lanes not in (2, 4, 8, 16):
+        return None
+    fitting = [a for a in axes if a is not vector and not (isinstance(a.extent, int) and a.extent < lanes)]
+    best = max((tile_along(stages, vector, a) for a in fitting), key=_size, default=None)
+    return best if best is not None and _size(best) else None
+
+
+def _size(tile: Tile) -> int:
+    return len(tile.loads) + len(tile.stores)
+
+
+def tile_along(stages: Sequence[Step], vector: Axis, across: Axis) -> Tile:
+    """What crosses the vector axis and is contiguous along another."""
+    reads = dict.fromkeys(ld for s in stages for ld in loads(*stage_roots(s)))
+    lds = [ld for ld in reads if in_range(ld) and _crosses(ld.source, ld.index, vector)]
+    sts = [st for s in stages for st in s.stores if st.index and _crosses(st.target, st.index, vector)]
+    return Tile(
+        across,
+        frozenset(ld for ld in lds if step_along(ld.source, ld.index, across) == 1),
+        frozenset(st for st in sts if step_along(st.target, st.index, across) == 1),
+    )
+
+
+def _crosses(source: Value, index: tuple[Expr, ...], vector: Axis) -> bool:
+    """The access jumps from lane to lane."""
+    split = affine(flat_offset(source, index), var(vector))
+    return split is not None and source.tensor.dtype is not DType.BOOL and as_dim(split[1]) not in (0, 1, -1)
 
 
 def flat_offset(source: Value, index: tuple[Expr, ...]) -> Expr:
@@ -93,6 +122,9 @@ class Spec:
     unroll: int
     masked: bool  # tails by masked vectors; else by a scalar loop
     tile: Tile | None = None
+    block: int = BLOCK  # elements of the vector axis in one unit: a multiple of every vector width
+    columns: int = 0  # shape `outer` where stages have axes: columns of a private buffer ...
+    private: tuple[Value, ...] = ()  # ... of which these are there
 
 
 def element_bytes(nest: Nest) -> int:
@@ -195,6 +227,8 @@ def cycles(nest: Nest, axis: Axis | None, row: bool, lanes: int) -> float:
     total = 0.0
     tile = None if row else tile_of(nest, axis, lanes)
     for s in nest.stages:
+        if s.axes:
+            tile = None if row or axis is None else stage_tile(s, axis, lanes)
         along = inner_axis(s, lanes) if row else axis
         points = _points(nest.outer) * _points(s.axes)
         width = lanes if along is not None else 1
@@ -202,7 +236,9 @@ def cycles(nest: Nest, axis: Axis | None, row: bool, lanes: int) -> float:
         own = along if s.reduce is None or along not in s.reduce.axes else None
         cost = body_cost(stores, own, width if own is not None else 1, tile)
         woven = tile is not None and tile.weave
-        cost += sum(2.0 / lanes if woven else access_cost(st.target, st.index, own, width) for st in s.stores)
+        for st in s.stores:
+            square = tile is not None and st in tile.stores
+            cost += 2.0 / lanes if woven else 5.0 / lanes if square else access_cost(st.target, st.index, own, width)
         total += points * cost * (fill(own, width) if own is not None else 1.0)
         if s.reduce is not None and s.reduce_body is not None:
             body = body_cost(turn_roots(s), along, width) + (2.0 + len(s.side)) / width
@@ -218,19 +254,34 @@ def kernel_bytes(kernel: Kernel) -> float:
     return float(sum(math.prod(_extent(d) for d in v.tensor.shape) * v.tensor.dtype.bytes for v in values))
 
 
-def candidates(kernel: Kernel, nest: Nest) -> list[tuple[Axis | None, bool]]:
-    """(vector axis, row?) worth a look; the last entry is scalar code."""
-    private = {v.value for v in kernel.locals}
-    buffers = any(
-        nest.views.get(st.target, st.target) in private and st.index for s in nest.stages for st in stage_stores(s)
-    )
-    flat = not buffers and not any(s.axes for s in nest.stages)
+def candidates(nest: Nest) -> list[tuple[Axis | None, bool]]:
+    """(vector axis, row?) worth a look."""
     out: list[tuple[Axis | None, bool]] = []
-    if flat:
+    if not any(s.axes for s in nest.stages):
         out += [(a, False) for a in reversed(nest.outer)]
+    else:
+        out += [(a, False) for a in reversed(nest.outer) if _walked(nest, a)]
     if any(s.axes or (s.reduce and s.reduce.axes) for s in nest.stages):
         out.append((None, True))
     return out or [(None, False)]
+
+
+def _walked(nest: Nest, axis: Axis) -> bool:
+    """Some access in a loop of a stage is contiguous along the axis."""
+    stages = [s for s in nest.stages if s.axes or s.reduce]
+    reads = ((ld.source, ld.index) for s in stages for ld in loads(*stage_roots(s)))
+    writes = ((st.target, st.index) for s in stages for st in stage_stores(s))
+    return any(step_along(source, index, axis) == 1 for source, index in (*reads, *writes))
+
+
+def block_of(nest: Nest, axis: Axis | None, lanes: int, unroll: int) -> int:
+    """Elements of the vector axis in one unit."""
+    if axis is None or not any(s.axes or s.reduce for s in nest.stages):
+        return BLOCK
+    static = isinstance(axis.extent, int) and axis.extent <= BLOCK
+    if static and len(segments(nest.stages, axis)) > 1:
+        return BLOCK  # the joints are cut inside of a unit
+    return max(NARROW, lanes * unroll)
 
 
 def unroll_of(stages: Sequence[Step]) -> int:

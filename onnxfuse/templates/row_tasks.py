@@ -14,7 +14,6 @@ from onnxfuse.templates.nest import turn_roots
 from onnxfuse.templates.row_shape import FUNCTION, NATIVE, Spec, element_bytes
 
 MAX_TASKS = 64  # enough to balance any core count we meet
-BLOCK = 8192  # elements of the vector axis in one unit
 
 # ---- tasks ----
 
@@ -53,8 +52,8 @@ def split_work(build: Builder, env: Env, spec: Spec, grain: int) -> Split:
         digits[k] = build.ceildiv(digits[k], width)
     if spec.axis is not None:
         extent = emit_dim(build, env, spec.axis.extent)
-        digits.append(build.ceildiv(extent, BLOCK))
-        unit = build.mul(unit, build.imin(extent, BLOCK))
+        digits.append(build.ceildiv(extent, spec.block))
+        unit = build.mul(unit, build.imin(extent, spec.block))
     units: Index = 1
     for d in digits:
         units = build.mul(units, d)

@@ -14,6 +14,7 @@ Work is cut into units (an outer point, and in shape `outer` a block of the vect
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from onnxfuse.codegen.build import I8, I64, PTR, VOID, Builder, Index, Reg
@@ -21,12 +22,14 @@ from onnxfuse.codegen.scalar_expr import Buffer, Env, contiguous, emit_dim, open
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel
+from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.ir.types import TensorType
 from onnxfuse.target import Target
-from onnxfuse.templates.nest import Nest, tidy
+from onnxfuse.templates.nest import Nest, spread, tidy
 from onnxfuse.templates.row_shape import (
     Spec,
+    block_of,
     candidates,
     cycles,
     element_bytes,
@@ -55,7 +58,7 @@ class Rowwise:
         rate = target.peak / (4 * target.lanes(4))  # one vector operation per cycle, peak = 2 fma
         floor = kernel_bytes(kernel) / target.bw
         out = []
-        for axis, row in candidates(kernel, nest):
+        for axis, row in candidates(nest):
             cost = max(floor, cycles(nest, axis, row, lanes) / rate)
             name = ROW if row else axis.name if axis is not None else ""
             width = lanes if row or axis is not None else 1
@@ -69,20 +72,19 @@ class Rowwise:
         row = schedule.vector == ROW
         axis = None if row else next((a for a in reversed(nest.outer) if a.name == schedule.vector), None)
         lanes = schedule.lanes if row or axis is not None else 1
-        tile = tile_of(nest, axis, lanes)
-        spec = Spec(kernel, nest, axis, row, lanes, schedule.unroll, maskable(nest, target), tile)
+        spec = _spec(kernel, nest, axis, row, lanes, schedule.unroll, target)
         with build.function("tasks.0", I64, [PTR]) as fn:
             env = open_kernel(build, kernel, fn.args[0], None)
             build.ret(split_work(build, env, spec, schedule.grain).tasks)
         with build.function("scratch", I64, [PTR]) as fn:
             env = open_kernel(build, kernel, fn.args[0], None)
-            each = _local_bytes(build, env, kernel)
+            each = _local_bytes(build, env, spec)
             tasks = 0 if each == 0 else split_work(build, env, spec, schedule.grain).tasks
             build.ret(build.mul(tasks, each))
         with build.function("run.0", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
             env = open_kernel(build, kernel, fn.args[0], fn.args[1])
             env = _with_locals(build, env, spec, fn.args[3], fn.args[4])
-            env = env.at(buffers=_views(build, env, nest))
+            env = env.at(buffers=_views(build, env, spec.nest))
             run_units(build, env, spec, schedule.grain, fn.args[4], partial(run_unit, build, env, spec))
         return Emitted(phases=1)
 
@@ -90,50 +92,66 @@ class Rowwise:
 ROWWISE = Rowwise()
 
 
+def _spec(kernel: Kernel, nest: Nest, axis: Axis | None, row: bool, lanes: int, unroll: int, target: Target) -> Spec:
+    spec = Spec(kernel, nest, axis, row, lanes, unroll, maskable(nest, target), tile_of(nest, axis, lanes))
+    spec = replace(spec, block=block_of(nest, axis, lanes, unroll))
+    if axis is None or not any(s.axes for s in nest.stages):
+        return spec
+    locals_ = {v.value for v in kernel.locals}
+    nest = spread(nest, axis, locals_)
+    private = tuple(v for v, home in nest.views.items() if home in locals_ and v.tensor.shape[-1:] == (axis.extent,))
+    return replace(spec, nest=nest, columns=lanes * unroll, private=private)
+
+
 # ---- buffers ----
 
 
-def _on_stack(kernel: Kernel) -> bool:
-    sizes = [v.value.tensor for v in kernel.locals]
-    return all(t.static for t in sizes) and sum(_static_bytes(t) for t in sizes) <= STACK
+def _columns(spec: Spec) -> int:
+    """Elements for each element of a private buffer."""
+    return max(spec.columns, 1)
 
 
-def _static_bytes(t: TensorType) -> int:
+def _on_stack(spec: Spec) -> bool:
+    sizes = [v.value.tensor for v in spec.kernel.locals]
+    return all(t.static for t in sizes) and sum(_static_bytes(t, spec) for t in sizes) <= STACK
+
+
+def _static_bytes(t: TensorType, spec: Spec) -> int:
     size = t.size
     assert isinstance(size, int)
-    return -(-size * t.dtype.bytes // 64) * 64
+    return -(-size * _columns(spec) * t.dtype.bytes // 64) * 64
 
 
-def _local_bytes(build: Builder, env: Env, kernel: Kernel) -> Index:
+def _local_bytes(build: Builder, env: Env, spec: Spec) -> Index:
     """Scratch bytes of one task; 0 when the private buffers are on the stack."""
-    if _on_stack(kernel):
+    if _on_stack(spec):
         return 0
     total: Index = 0
-    for v in kernel.locals:
+    for v in spec.kernel.locals:
         if v.type.rank:
-            total = build.add(total, _padded(build, env, v.type))
+            total = build.add(total, _padded(build, env, v.type, spec))
     return total
 
 
-def _padded(build: Builder, env: Env, t: TensorType) -> Index:
+def _padded(build: Builder, env: Env, t: TensorType, spec: Spec) -> Index:
     """Bytes of a buffer, rounded up to 64."""
-    size = build.mul(emit_dim(build, env, t.size), t.dtype.bytes)
+    size = build.mul(emit_dim(build, env, t.size), t.dtype.bytes * _columns(spec))
     return build.mul(build.udiv(build.add(size, 63), 64), 64)
 
 
 def _with_locals(build: Builder, env: Env, spec: Spec, scratch: Reg, task: Reg) -> Env:
     kernel = spec.kernel
     buffers: dict[Value, Buffer] = {}
-    stack = _on_stack(kernel)
-    at: Index = 0 if stack else build.mul(task, _local_bytes(build, env, kernel))
+    stack = _on_stack(spec)
+    at: Index = 0 if stack else build.mul(task, _local_bytes(build, env, spec))
     for v in kernel.locals:
         if not v.type.rank:
             continue
         if stack:
-            ptr = build.alloca(I8, max(64, _static_bytes(v.type)))
+            ptr = build.alloca(I8, max(64, _static_bytes(v.type, spec)))
         else:
             ptr = build.offset(scratch, at, I8)
-            at = build.add(at, _padded(build, env, v.type))
+            at = build.add(at, _padded(build, env, v.type, spec))
         buffers[v.value] = Buffer(ptr, v.type.dtype, contiguous(build, list(v.type.shape)))
     return env.at(buffers=buffers)
 
