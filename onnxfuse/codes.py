@@ -59,6 +59,7 @@ CODES: tuple[Code, ...] = (
     Code("BN_KEPT", "prepare", "a BatchNormalization did not go into the weights before it"),
     # -- lower
     Code("UN_OPAQUE", "lower", "the operator is never fused, or is not in the op table (`onnxfuse ops`)"),
+    Code("UN_QUANTISED", "lower", "the model is quantised here: onnxruntime's integer kernels and every bit are kept"),
     Code("UN_SHAPE", "lower", "shape arithmetic: reads dimensions only and stays on the host"),
     Code("UN_DTYPE", "lower", "the operator is not implemented for this element type"),
     Code("UN_TYPE", "lower", "a value has no known element type or rank"),

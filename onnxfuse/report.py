@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # onnxruntime is not needed to print a table
     from onnxfuse.verify.compare import OutputReport, Report
 
 _WIDTH = 120  # columns when the output is not a terminal
+_SHOWN_REASONS = 3  # rows of one code before "n more reasons"
 _SHOWN_NAMES = 4  # of a list of names before "and n more"
 
 
@@ -85,7 +87,16 @@ def left_nodes(left: Sequence[LeftNode]) -> RenderableType:
     groups: dict[tuple[str, str], list[LeftNode]] = {}
     for node in left:
         groups.setdefault((node.code, node.why), []).append(node)
+    shown: Counter[str] = Counter()
+    others: dict[str, list[LeftNode]] = {}
     for (code, why), nodes in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        shown[code] += 1
+        if shown[code] > _SHOWN_REASONS:
+            others.setdefault(code, []).extend(nodes)
+            continue
+        table.add_row(code, str(len(nodes)), _names(dict.fromkeys(n.op for n in nodes)), why)
+    for code, nodes in others.items():
+        why = f"{shown[code] - _SHOWN_REASONS} more reasons (`onnxfuse inspect` --json)"
         table.add_row(code, str(len(nodes)), _names(dict.fromkeys(n.op for n in nodes)), why)
     return table
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from onnxfuse.errors import Refusal, Unsupported
+from onnxfuse.frontend.quantised import quantised
 from onnxfuse.frontend.shapes import Typed
 from onnxfuse.ir.graph import ArrayConst, Constant, Graph, Node, Value
 from onnxfuse.ir.op import Family
@@ -34,7 +35,7 @@ def atomize(typed: Typed) -> Atomized:
     taken = {v.name for v in graph.values()} | {n.name for n in graph.nodes}
     facts = dict(typed.facts)
     consts: dict[Value, Constant] = dict(graph.consts)
-    refusals = dict(typed.refusals)
+    refusals = {**quantised(graph), **typed.refusals}
     parts: dict[Node, tuple[Node, ...]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
