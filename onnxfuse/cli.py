@@ -1,8 +1,8 @@
 """The command line: thin adapters from flags to the functions that do the work. The only place that imports typer.
 
 Exit codes: 0 done; 1 the input, a flag or the machine is at fault (one `error[CODE]` on standard error); 2 the
-optimized model does not agree with the original (nothing is written). Heavy modules are imported inside the commands,
-so that `onnxfuse --help` answers at once.
+optimized model does not agree with the original (nothing is written), or `doctor` found something missing. Heavy
+modules are imported inside the commands, so that `onnxfuse --help` answers at once.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ Start with:
     onnxfuse inspect fused.onnx                  # the groups, and why the rest was left
     onnxfuse explain model.onnx                  # every decision, by code; one node; one edge
     onnxfuse trace model.onnx                    # what each phase changed
+    onnxfuse doctor                              # whether this machine has what is needed
 """,
 )
 
@@ -869,6 +870,30 @@ def targets(json: Json = False) -> None:
     from onnxfuse import report
 
     report.show(report.listing(columns, rows))
+
+
+@app.command(
+    epilog="""Examples:
+
+    onnxfuse doctor
+    onnxfuse doctor --json > report.json
+""",
+)
+def doctor(json: Json = False) -> int:
+    """Check that this machine has what onnxfuse needs, up to a kernel that is built, loaded and run.
+
+    Exit code 2 when something is missing, with a hint for each.
+    """
+    from onnxfuse.doctor import Status, examine
+
+    findings = examine()
+    if json:
+        _print_json([f.json() for f in findings])
+    else:
+        from onnxfuse import report
+
+        report.show(report.doctor(findings))
+    return 0 if all(f.status is Status.OK for f in findings) else 2
 
 
 def _print_version(value: bool) -> None:

@@ -1,7 +1,7 @@
 """Private folders, and renames that happen all or not at all. Knows nothing of models.
 
-A private folder is held by a lock on itself (flock), which the system drops when its process ends, however it ends.
-Whoever makes the next one beside it first removes those that nobody holds, so killed runs do not pile up.
+A private folder is held by a lock on a file in it (flock), which the system drops when the process ends, however it
+ends. Whoever makes the next one beside it first removes those that nobody holds, so killed runs do not pile up.
 
 `publish` puts the files of a folder in place. The folder is renamed first, to a name that follows from the target's:
 from then on the new files count. A run that is killed between the renames that follow leaves that folder, and the next
@@ -22,10 +22,14 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-BESIDE = ".onnxfuse-tmp-"  # private folders beside an output
-TEMPORARY = "onnxfuse-run-"  # the same in the system's place for temporary files
+BESIDE = ".onnxfuse-new-"  # private folders beside an output
+TEMPORARY = "onnxfuse-tmp-"  # the same in the system's place for temporary files
 _COMMIT = ".onnxfuse-commit-"
-_OLD, _STALE = ".old", ".stale"  # inside it: hard links to what is being replaced; names of files to remove
+_LOCK = ".lock"  # inside a private folder
+_OLD, _STALE = (
+    ".old",
+    ".stale",
+)  # inside a committed one: hard links to what is being replaced; names of files to remove
 _WAIT = 30.0  # seconds for another process to finish its renames
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EINVAL})
 
@@ -49,29 +53,23 @@ def _held_folder(place: Path, prefix: str) -> tuple[Path, int]:
     """A new folder and the descriptor that holds it; another process may sweep it away before we hold it."""
     for _ in range(100):
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        held = _hold(folder)
-        if held is not None:
-            return folder, held
+        with contextlib.suppress(FileNotFoundError):
+            return folder, _hold(folder)
     raise OSError(errno.EAGAIN, "no folder to be had", str(place))
 
 
-def _hold(folder: Path) -> int | None:
-    """A descriptor with the folder's lock (without one where the file system has none); None: someone else's."""
-    try:
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return None
+def _hold(folder: Path) -> int:
+    """A descriptor with the folder's lock (without it where the file system has none)."""
+    held = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        swept = not (folder / _LOCK).exists()
     except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return held
+        swept = error.errno not in _NO_LOCKS
+    if swept:
         os.close(held)
-        return None
-    if os.fstat(held).st_nlink and folder.exists():
-        return held
-    os.close(held)
-    return None
+        raise FileNotFoundError(errno.ENOENT, "swept away", str(folder))
+    return held
 
 
 def _sweep(place: Path, prefix: str) -> None:
@@ -87,9 +85,13 @@ def _remove_abandoned(entry: os.DirEntry[str]) -> None:
     """Raises OSError when it is in use, or when this file system cannot tell."""
     if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
         return
-    with _descriptor(Path(entry.path)) as folder:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(entry.path, ignore_errors=True)
+    folder = Path(entry.path)
+    if not (folder / _LOCK).exists():
+        folder.rmdir()  # made, and killed or not there yet: it is empty
+        return
+    with _descriptor(folder / _LOCK) as held:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # --- all or nothing --------------------------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ def _complete(target: Path, names: Sequence[str] | None = None) -> bool:
     if not committed.is_dir():
         return False
     if names is None:
-        found = {p.name for p in committed.iterdir()} - {_OLD, _STALE}
+        found = {p.name for p in committed.iterdir()} - {_LOCK, _OLD, _STALE}
         names = sorted(found, key=lambda name: (name == target.name, name))
     kept = committed / _OLD
     moved: list[str] = []

@@ -20,6 +20,7 @@ from onnxfuse.codes import meaning, sentence
 from onnxfuse.explain import Explanation, Summary, blocking_line
 
 if TYPE_CHECKING:  # onnxruntime is not needed to print a table
+    from onnxfuse.doctor import Finding
     from onnxfuse.inspection import Inspection, LeftNode
     from onnxfuse.ir.partition import Decision
     from onnxfuse.tuning import Tuning
@@ -258,4 +259,18 @@ def listing(columns: Sequence[str], rows: Iterable[Sequence[str]], firm: Sequenc
         table.add_column(name, overflow="fold", no_wrap=name in firm)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+# ---- doctor
+
+
+def doctor(findings: Sequence[Finding]) -> RenderableType:
+    """One line per check; a hint below the one it belongs to."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    colours = {"ok": "green", "failed": "red", "skipped": "yellow"}
+    for f in findings:
+        table.add_row(Text(str(f.status), style=colours[f.status]), f.check, f.found)
+        if f.hint:
+            table.add_row("", "", Text(f"hint: {f.hint}", style="bold"))
     return table

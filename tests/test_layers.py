@@ -31,11 +31,13 @@ MAY = {
     "api": ALL | {"pipeline", "verify"},
     "backend": ALL | {"api", "verify"},
     "verify": {"ir", "frontend"},
-    "report": {"codes", "ir", "inspection", "explain", "verify", "tuning"},
+    "report": {"doctor", "codes", "ir", "inspection", "explain", "verify", "tuning"},
     "inspection": {"ir", "analysis"},
     "explain": {"codes", "ir", "frontend"},  # Note: what the simplifications did not do
     "phases": {"ir", "analysis", "schedule"},
-    "cli": ALL | {"codes", "pipeline", "tuning", "verify", "report", "runtime", "inspection", "explain", "phases"},
+    "doctor": {"codegen", "api", "runtime", "verify"},
+    "cli": ALL
+    | {"doctor", "codes", "pipeline", "tuning", "verify", "report", "runtime", "inspection", "explain", "phases"},
     "__init__": ALL | {"api", "pipeline", "verify", "report", "runtime", "inspection"},
     "__main__": {"cli"},
 }

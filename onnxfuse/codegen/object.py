@@ -378,7 +378,7 @@ def _linked(objects: Sequence[bytes], emulation: str, exports: Sequence[str]) ->
         (folder / "exports.map").write_text(script, encoding="ascii")
         (folder / "inputs.rsp").write_text("\n".join(names), encoding="ascii")
         command = [
-            *_linker(), "-m", emulation, "-shared", "-o", "out.so", "--version-script=exports.map",
+            *linker(), "-m", emulation, "-shared", "-o", "out.so", "--version-script=exports.map",
             "--no-undefined", "--no-allow-shlib-undefined", "--gc-sections", "--hash-style=gnu", "--build-id=none",
             "--strip-all", "-z", "noexecstack", "-z", "relro", "-z", "now", "-z", "separate-code", "@inputs.rsp",
         ]  # fmt: skip
@@ -386,7 +386,8 @@ def _linked(objects: Sequence[bytes], emulation: str, exports: Sequence[str]) ->
         return (folder / "out.so").read_bytes()
 
 
-def _linker() -> list[str]:
+def linker() -> list[str]:
+    """The command that links. Raises CompileError when the package that brings it is not in order."""
     try:
         import ziglang
     except ImportError as e:
