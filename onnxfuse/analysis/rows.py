@@ -56,10 +56,15 @@ class RowMap:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """Why `culprit` cannot stand on rows as it is."""
+    """Why `culprit` cannot stand on rows as it is; the words only when they are asked for."""
 
     culprit: Compute
-    refusal: Refusal
+    code: str
+    words: Callable[[], str]
+
+    @property
+    def refusal(self) -> Refusal:
+        return Refusal(self.code, self.words())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ def rows(
             return replace(found, inline=frozenset(inline))
         for v, problem in found.items():
             if _too_dear(made[v], members):
-                why = f"{problem.why}, and {v.name} (cost {dearest(made[v].body)}) must not be computed twice"
+                why = f"{problem.words()}, and {v.name} (cost {dearest(made[v].body)}) must not be computed twice"
                 return Refusal("NF_RECOMPUTE", why)
         inline |= found.keys()
 
@@ -142,7 +147,7 @@ def _repeats(c: Compute, members: Sequence[Compute]) -> bool:
 
 
 def _unit(a: Axis) -> bool:
-    return isinstance(a.extent, int) and a.extent == 1
+    return a.extent == 1  # an expression is never equal to a number
 
 
 class _Classes:
@@ -168,29 +173,37 @@ class _Classes:
 
 def _solve(
     members: list[Compute], reads: list[_Read], written: set[Value], level: Mapping[Value, int]
-) -> RowMap | Refusal | dict[Value, Refusal]:
+) -> RowMap | Refusal | dict[Value, _Problem]:
     """A row map, a refusal, or values that have to be inlined first and why."""
     classes, bent = _link(reads)
-    want = _outer_classes(members, classes, written)
+    find = classes.find
+    klass: dict[Axis, Axis] = {}  # class of every axis with more than one point
+    kept: dict[Value, list[Axis]] = {}  # classes of a member's axes
+    for c in members:
+        over = () if c.reduce is None else c.reduce.axes
+        klass.update((a, find(a)) for a in (*c.axes, *over) if a.extent != 1)
+        kept[c.out] = [klass[a] for a in c.axes if a in klass]
+    want = _outer_classes(members, kept, written)
     if isinstance(want, Refusal):
         return want
     reducing = any(c.reduce is not None for c in members)
-    problems = [p for r, d in bent if (p := _crosses(r, d, classes, want)) is not None]
-    problems += [p for c in members if (p := _stands(c, classes, want, reducing)) is not None]
-    problems += [p for r in reads if (p := _within_row(r, classes, want)) is not None]
-    inline: dict[Value, Refusal] = {}
+    problems = [_across(r) for r, d in bent if klass[r.source.axes[d]] in want]
+    problems += [p for c in members if (p := _stands(c, kept[c.out], klass, want, reducing)) is not None]
+    if any(k not in want for ks in kept.values() for k in ks):  # some member has loops inside the row
+        problems += [p for r in reads if (p := _within_row(r, klass, want)) is not None]
+    inline: dict[Value, _Problem] = {}
     for p in problems:
         if p.culprit.reduce is None and p.culprit.out not in written:
-            inline.setdefault(p.culprit.out, p.refusal)
+            inline.setdefault(p.culprit.out, p)
     if inline:
         return inline
     if problems:
         return problems[0].refusal
 
     last = members[-1]
-    outer = tuple(a for a in last.axes if not _unit(a) and classes.find(a) in want)
-    place = {classes.find(a): a for a in outer}
-    axis_of = {a: place[k] for c in members for a in c.axes if not _unit(a) and (k := classes.find(a)) in place}
+    outer = tuple(a for a in last.axes if a in klass and klass[a] in want)
+    place = {klass[a]: a for a in outer}
+    axis_of = {a: place[k] for c in members for a in c.axes if (k := klass.get(a)) in place}
     if not reducing:
         for c in members:
             if c.out in written and tuple(axis_of[a] for a in c.axes if a in axis_of) != outer:
@@ -204,7 +217,7 @@ def _link(reads: list[_Read]) -> tuple[_Classes, list[tuple[_Read, int]]]:
     bent: list[tuple[_Read, int]] = []
     for r in reads:
         for d, (ix, axis) in enumerate(zip(r.load.index, r.source.axes, strict=True)):
-            if _unit(axis):
+            if axis.extent == 1:
                 continue
             if isinstance(ix, Var) and same_extent(ix.axis.extent, axis.extent):
                 classes.join(axis, ix.axis)
@@ -213,55 +226,56 @@ def _link(reads: list[_Read]) -> tuple[_Classes, list[tuple[_Read, int]]]:
     return classes, bent
 
 
-def _outer_classes(members: list[Compute], classes: _Classes, written: set[Value]) -> set[Axis] | Refusal:
+def _outer_classes(
+    members: list[Compute], kept: Mapping[Value, list[Axis]], written: set[Value]
+) -> set[Axis] | Refusal:
     """Axes kept by all reductions; without reductions those of the written values."""
     deciding = [c for c in members if c.reduce is not None] or [c for c in members if c.out in written]
     want: set[Axis] | None = None
     for c in deciding:
-        kept = [classes.find(a) for a in c.axes if not _unit(a)]
-        if len(set(kept)) != len(kept):
+        mine = set(kept[c.out])
+        if len(mine) != len(kept[c.out]):
             return Refusal("NF_AXES_CONFLICT", f"{c.out.name} has one axis twice")
-        if want is not None and want != set(kept):
+        if want is not None and want != mine:
             first = deciding[0].out.name
             return Refusal("NF_GROUP_MERGE", f"{first} and {c.out.name} keep different axes")
-        want = set(kept)
+        want = mine
     return set() if want is None else want
 
 
-def _crosses(r: _Read, d: int, classes: _Classes, want: set[Axis]) -> _Problem | None:
+def _across(r: _Read) -> _Problem:
     """A read at anything but the bare variable, on an outer axis of the source."""
-    if classes.find(r.source.axes[d]) not in want:
-        return None
-    return _Problem(r.source, Refusal("NF_NOT_ROW_LOCAL", f"{r.reader.out.name} reads {r.load} across rows"))
+    return _Problem(r.source, "NF_NOT_ROW_LOCAL", lambda: f"{r.reader.out.name} reads {r.load} across rows")
 
 
-def _stands(c: Compute, classes: _Classes, want: set[Axis], reducing: bool) -> _Problem | None:
+def _stands(
+    c: Compute, kept: list[Axis], klass: Mapping[Axis, Axis], want: set[Axis], reducing: bool
+) -> _Problem | None:
     """A member has every outer axis once, as a loop of its own."""
-    kept = [classes.find(a) for a in c.axes if not _unit(a)]
     on = [k for k in kept if k in want]
-    if c.reduce is not None and any(classes.find(a) in want for a in c.reduce.axes):
-        return _Problem(c, Refusal("NF_GROUP_MERGE", f"{c.out.name} reduces an outer axis"))
+    if c.reduce is not None and any(klass.get(a) in want for a in c.reduce.axes):
+        return _Problem(c, "NF_GROUP_MERGE", lambda: f"{c.out.name} reduces an outer axis")
     if len(set(on)) != len(on):
-        return _Problem(c, Refusal("NF_AXES_CONFLICT", f"{c.out.name} has one outer axis twice"))
+        return _Problem(c, "NF_AXES_CONFLICT", lambda: f"{c.out.name} has one outer axis twice")
     if len(on) != len(want):
-        return _Problem(c, Refusal("NF_NOT_ROW_LOCAL", f"{c.out.name} lacks an outer axis"))
+        return _Problem(c, "NF_NOT_ROW_LOCAL", lambda: f"{c.out.name} lacks an outer axis")
     if not reducing and len(kept) != len(want):
-        return _Problem(c, Refusal("NF_GROUP_MERGE", f"{c.out.name} has an axis the outputs have not"))
+        return _Problem(c, "NF_GROUP_MERGE", lambda: f"{c.out.name} has an axis the outputs have not")
     return None
 
 
-def _within_row(r: _Read, classes: _Classes, want: set[Axis]) -> _Problem | None:
+def _within_row(r: _Read, klass: Mapping[Axis, Axis], want: set[Axis]) -> _Problem | None:
     """Inside the row a read uses inner variables only and is in range."""
-    outer = {a for a in r.reader.axes if not _unit(a) and classes.find(a) in want}
     for ix, axis in zip(r.load.index, r.source.axes, strict=True):
-        if _unit(axis) or classes.find(axis) in want:
+        if axis not in klass or klass[axis] in want:
             continue
-        if (ix.axis in outer) if isinstance(ix, Var) else axes_of(ix) & outer:
-            why = f"{r.reader.out.name} reads {r.load} by an outer axis"
-            return _Problem(r.source, Refusal("NF_NOT_ROW_LOCAL", why))
+        used = (ix.axis,) if isinstance(ix, Var) else axes_of(ix)
+        if any(klass.get(a) in want and a in r.reader.axes for a in used):
+            return _Problem(r.source, "NF_NOT_ROW_LOCAL", lambda: f"{r.reader.out.name} reads {r.load} by an outer axis")
         if not _in_range(ix, axis):
-            why = f"{r.reader.out.name} reads {r.load}: not provably in range"
-            return _Problem(r.source, Refusal("NF_VIEW_LEVEL", why))
+            return _Problem(
+                r.source, "NF_VIEW_LEVEL", lambda: f"{r.reader.out.name} reads {r.load}: not provably in range"
+            )
     return None
 
 

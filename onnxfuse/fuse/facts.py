@@ -16,7 +16,7 @@ from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.group import INJECTIVE, OPAQUE, RECOMPUTE
 from onnxfuse.ir.expr import Apply, Load, axes_of, walk
 from onnxfuse.ir.graph import Value
-from onnxfuse.ir.loops import Compute, Item, LoopGraph, Opaque, depends, results
+from onnxfuse.ir.loops import Compute, Item, LoopGraph, Opaque, results
 from onnxfuse.ir.op import Kind
 
 # Extra evaluations of an expensive primitive from which a separate kernel is cheaper: a launch is about 1 us, some
@@ -98,7 +98,7 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
                         dear[i] = True
                     levels[p] = max(levels.get(p, 0), level)
             # Operands no code loads only order the two; nothing fuses across such an edge.
-            operands = tuple(v for v in depends(item) if v not in k.edges)
+            operands = [v for v in dict.fromkeys(item.node.reads) if v not in k.edges]
             levels.update({producer[v]: OPAQUE for v in operands if v in producer})
             reads = (*reads, *operands)
         for v in reads:
@@ -147,8 +147,9 @@ def live_items(loops: LoopGraph) -> tuple[tuple[Item, ...], dict[Value, list[Loa
         if isinstance(item, Opaque):
             wanted.update(item.reads)
         elif item.out in wanted:
-            loads[item.out] = item.loads
-            wanted.update(depends(item))
+            found = loads[item.out] = item.loads
+            wanted.update(ld.source for ld in found)
+            wanted.update(item.node.reads)
         else:
             continue
         out.append(item)

@@ -5,7 +5,7 @@ pair judged anew against the groups as they are; stop when a round joins nothing
 
 Cycle test without a reachability matrix: the groups stand in an integer topological order. Joining u before v is
 illegal iff v can be reached from u other than directly, and such a path lies between them in the order; afterwards
-the window is put as (not reachable from u) (joined) (reachable from u).
+what reaches v stands before the joined group and what u reaches after it.
 
 Peeling: stage A lets a reshape flow into a pointwise group; if the group then does not stand on the producer's rows
 (layer norm, then [B,S,C] -> [B*S,C]), the members from that view on are split off and the rest is tried alone.
@@ -30,6 +30,8 @@ from onnxfuse.ir.partition import Decision, Number, Relation, Verdict
 FUSED = "FUSED"
 NF_CYCLE = "NF_CYCLE"
 NF_CYCLE_BUDGET = "NF_CYCLE_BUDGET"
+# Distance of neighbours in the order, so that the parts of a group that is split find places between.
+GAP = 1 << 40
 # Refusals that splitting a view off the consumer may cure.
 PEELABLE = frozenset({"NF_GROUP_MERGE", "NF_AXES_CONFLICT", "NF_NOT_ROW_LOCAL", "NF_VIEW_LEVEL", "NF_RECOMPUTE"})
 
@@ -41,13 +43,13 @@ class Merger:
         self.known = known
         self.config = config
         self.grown = owner  # group of every item after stage A
-        self.home = list(owner)  # item -> cluster id, through `up`
-        self.up: dict[int, int] = {o: o for o in order}
+        self.home = list(owner)  # item -> cluster id
+        self.alias: dict[int, int] = {}  # a cluster that joined -> the one it is part of, perhaps joined as well
         self.clusters: dict[int, Cluster] = {}
         self.succ: dict[int, set[int]] = {o: set() for o in order}
         self.pred: dict[int, set[int]] = {o: set() for o in order}
-        self.order: list[int] = list(order)
-        self.place: dict[int, int] = {o: k for k, o in enumerate(order)}
+        self.place: dict[int, int] = {o: k * GAP for k, o in enumerate(order)}
+        self.width: dict[int, int] = {}  # of places that have been divided: how far to the next
         self.bytes: dict[Value, int] = {}
         self.splits = 0
         self.records: dict[tuple[Value, int], Decision] = {}
@@ -65,32 +67,34 @@ class Merger:
 
     def find(self, cluster: int) -> int:
         """Present id of a cluster."""
-        up = self.up
-        while up[cluster] != cluster:
-            up[cluster] = up[up[cluster]]
-            cluster = up[cluster]
+        while (at := self.alias.get(cluster)) is not None:
+            cluster = at
         return cluster
 
-    def owner(self) -> list[int]:
-        """Cluster of every item."""
-        return [self.find(h) for h in self.home]
-
-    def run(self) -> None:
+    def grow(self) -> None:
         """Rounds until nothing changes."""
         for _ in range(self.config.rounds):
-            self.order = [o for o in self.order if o >= 0]
-            self.place = {o: k for k, o in enumerate(self.order)}
+            self._renumber()
             joined = False
-            for v, a, b in self._candidates():
-                joined = self._try(v, a, b) or joined
+            for v, reader, a, b in self._candidates():
+                joined = self._try(v, reader, a, b) or joined
             if not joined:
                 return
+
+    def join_siblings(self) -> None:
+        """Stage C."""
+
+    def _renumber(self) -> None:
+        """Places GAP apart, in the same order."""
+        for k, o in enumerate(sorted(self.place, key=self.place.__getitem__)):
+            self.place[o] = k * GAP
+        self.width = {}
 
     def decisions(self) -> tuple[Decision, ...]:
         """One record per considered (value, reader); a pair that got together by another way counts as fused."""
         out: list[Decision] = []
         for (v, reader), d in self.records.items():
-            together = self.find(self.home[self.known.producer[v]]) == self.find(self.home[reader])
+            together = self.home[self.known.producer[v]] == self.home[reader]
             if together and d.verdict is Verdict.REFUSED:
                 d = Decision("B", d.a, d.b, d.relation, Verdict.FUSED, FUSED, (("via", "another pair"),))
             out.append(d)
@@ -112,7 +116,10 @@ class Merger:
             anchors += self.known.kind[i] == ANCHOR
         pinned = any(self.known.pinned[i] for i in items)
         flat = all(self.known.flat[i] for i in items)
-        return Cluster(o, items, reads - makes, makes, reduces, anchors, opaque, pinned, flat)
+        inside = set(items)
+        needed, readers = self.known.needed, self.known.readers
+        exits = {v for v in makes if v in needed or any(r not in inside for r in readers.get(v, ()))}
+        return Cluster(o, items, reads - makes, makes, exits, reduces, anchors, opaque, pinned, flat)
 
     def _nbytes(self, v: Value) -> int:
         known = self.bytes.get(v)
@@ -130,40 +137,49 @@ class Merger:
         """`v` is needed outside of both clusters."""
         if v in self.known.needed:
             return True
-        return any(self.find(self.home[r]) not in (a.id, b.id) for r in self.known.readers.get(v, ()))
+        home, ids = self.home, (a.id, b.id)
+        return any(home[r] not in ids for r in self.known.readers.get(v, ()))
 
     def _pair(self, a: int, b: int) -> Pair:
         ca, cb = self.clusters[a], self.clusters[b]
-        small, large = (ca.makes, cb.reads) if len(ca.makes) < len(cb.reads) else (cb.reads, ca.makes)
-        shared = sorted((v for v in small if v in large), key=lambda v: self.known.producer[v])
-        return Pair(ca, cb, self.config, self._computes, self._leaves, self._nbytes, self._loads, tuple(shared))
+        both = ca.exits & cb.reads
+        shared = tuple(both) if len(both) < 2 else tuple(sorted(both, key=self.known.producer.__getitem__))
+        return Pair(ca, cb, self.config, self._computes, self._leaves, self._nbytes, self._loads, shared)
 
-    def _candidates(self) -> list[tuple[Value, int, int]]:
-        """(value, producer cluster, consumer cluster), the pair that saves most first."""
+    def _versions(self, a: int, b: int) -> tuple[int, int]:
+        return self.clusters[a].version, self.clusters[b].version
+
+    def _candidates(self) -> list[tuple[Value, int, int, int]]:
+        """(value, reader, producer cluster, consumer cluster), the pair that saves most first."""
         seen: set[tuple[int, int]] = set()
-        keyed: list[tuple[tuple[int, int, int, int], tuple[Value, int, int]]] = []
+        keyed: list[tuple[tuple[int, int, int, int], tuple[Value, int, int, int]]] = []
+        home, place = self.home, self.place
         for v, readers in self.known.readers.items():
-            a = self.find(self.home[self.known.producer[v]])
+            a = home[self.known.producer[v]]
             if self.clusters[a].opaque:
                 continue
-            others = dict.fromkeys(self.find(self.home[r]) for r in readers)
+            others: dict[int, int] = {}
+            for r in readers:
+                others.setdefault(home[r], r)
             others.pop(a, None)
-            near = sorted(others, key=lambda c: self.place[c])[: self.config.candidate_window]
-            for b in near:
+            near = sorted(others, key=place.__getitem__) if len(others) > 1 else list(others)
+            for b in near[: self.config.candidate_window]:
                 if self.clusters[b].opaque or (a, b) in seen:
                     continue
                 seen.add((a, b))
-                at, to = self.place[a], self.place[b]
-                keyed.append(((-self._pair(a, b).saved, to - at, at, to), (v, a, b)))
+                if self.refused.get((a, b)) == self._versions(a, b):
+                    continue
+                at, to = place[a], place[b]
+                keyed.append(((-self._pair(a, b).saved, to - at, at, to), (v, others[b], a, b)))
         keyed.sort(key=lambda entry: entry[0])
         return [pair for _, pair in keyed]
 
-    def _try(self, v: Value, a: int, b: int) -> bool:
+    def _try(self, v: Value, reader: int, a: int, b: int) -> bool:
         """Judge a pair and join it if nothing speaks against it."""
         a, b = self.find(a), self.find(b)
         if a == b:
             return False
-        versions = (self.clusters[a].version, self.clusters[b].version)
+        versions = self._versions(a, b)
         if self.refused.get((a, b)) == versions:
             return False
         pair = self._pair(a, b)
@@ -174,14 +190,14 @@ class Merger:
             pair, no = self._peel(pair, no)
         if no is not None:
             self.refused[a, b] = versions
-            self._record(v, pair, no)
+            self._record(v, reader, pair, no)
             return False
         reached = self._reach(a, b)
         if isinstance(reached, No):
-            self._record(v, pair, reached)  # not remembered: legal again once what lies between has joined
+            self._record(v, reader, pair, reached)  # not remembered: legal again once what lies between has joined
             return False
-        self._record(v, pair, None)
-        self._join(a, b, reached)
+        self._record(v, reader, pair, None)
+        self._join(pair, reached)
         return True
 
     def _peel(self, pair: Pair, no: No) -> tuple[Pair, No | None]:
@@ -240,12 +256,9 @@ class Merger:
         for items in tails:
             t = len(self.known.items) + self.splits
             self.splits += 1
-            self.up[t] = t
             fresh.append(self._cluster(t, items))
             for i in items:
                 self.home[i] = t
-        for i in head.items:
-            self.home[i] = head.id
         for w in self.succ.pop(b.id):
             self.pred[w].discard(b.id)
         for w in self.pred.pop(b.id):
@@ -257,25 +270,33 @@ class Merger:
         for part in parts:
             part.version = b.version + 1
             for i in part.items:
-                after = {self.find(self.home[c]) for c in self.known.succ[i]}
+                after = {self.home[c] for c in self.known.succ[i]}
                 made = (self.known.producer.get(v) for v in depends(self.known.items[i]))
-                before = {self.find(self.home[p]) for p in made if p is not None}
+                before = {self.home[p] for p in made if p is not None}
                 for w in after - {part.id}:
                     self.succ[part.id].add(w)
                     self.pred[w].add(part.id)
                 for w in before - {part.id}:
                     self.pred[part.id].add(w)
                     self.succ[w].add(part.id)
-        start = self.place[b.id]
-        self.order[start : start + 1] = [part.id for part in parts]
-        for k in range(start, len(self.order)):
-            if self.order[k] >= 0:
-                self.place[self.order[k]] = k
+        self._divide(parts)
 
-    def _record(self, v: Value, pair: Pair, no: No | None) -> None:
-        v = v if v in pair.shared else pair.shared[0]
-        inside = set(pair.b.items)
-        reader = next(r for r in self.known.readers[v] if r in inside)
+    def _divide(self, parts: list[Cluster]) -> None:
+        """Places for the parts of what stood where the first one stands."""
+        start = self.place[parts[0].id]
+        if self.width.get(start, GAP) < len(parts):
+            self._renumber()
+            start = self.place[parts[0].id]
+        step = self.width.get(start, GAP) // len(parts)
+        for k, part in enumerate(parts):
+            self.place[part.id] = start + k * step
+            self.width[start + k * step] = step
+
+    def _record(self, v: Value, reader: int, pair: Pair, no: No | None) -> None:
+        if v not in pair.shared:  # the part that read it was split off
+            v = pair.shared[0]
+            inside = set(pair.b.items)
+            reader = next(r for r in self.known.readers[v] if r in inside)
         numbers: tuple[tuple[str, Number], ...] = (("saved", pair.saved),) if no is None else no.numbers
         verdict, code = (Verdict.FUSED, FUSED) if no is None else (Verdict.REFUSED, no.code)
         name = self.known.name(reader)
@@ -284,8 +305,9 @@ class Merger:
     def _reach(self, u: int, v: int) -> set[int] | No:
         """Clusters before `v` that `u` reaches, or why joining is not possible."""
         end = self.place[v]
-        if end - self.place[u] > self.config.cycle_window:
-            return No(NF_CYCLE_BUDGET, (("window", end - self.place[u]), ("most", self.config.cycle_window)))
+        window = (end - self.place[u]) // GAP
+        if window > self.config.cycle_window:
+            return No(NF_CYCLE_BUDGET, (("window", window), ("most", self.config.cycle_window)))
         seen: set[int] = set()
         stack = [w for w in self.succ[u] if w != v and self.place[w] < end]
         while stack:
@@ -300,29 +322,59 @@ class Merger:
                     stack.append(x)
         return seen
 
-    def _join(self, u: int, v: int, reached: set[int]) -> None:
-        """Cluster v becomes part of u."""
-        first, last = self.place[u], self.place[v]
-        window = [w for w in self.order[first : last + 1] if w >= 0 and w not in (u, v)]
-        moved = [w for w in window if w not in reached] + [u] + [w for w in window if w in reached]
-        self.order[first : last + 1] = moved + [-1] * (last + 1 - first - len(moved))
-        for k, w in enumerate(moved, first):
-            self.place[w] = k
-        a, b = self.clusters[u], self.clusters.pop(v)
+    def _reaching(self, v: int, start: int) -> set[int]:
+        """Clusters placed after `start` that reach `v`."""
+        seen: set[int] = set()
+        stack = [w for w in self.pred[v] if self.place[w] > start]
+        while stack:
+            w = stack.pop()
+            if w not in seen:
+                seen.add(w)
+                stack.extend(x for x in self.pred[w] if self.place[x] > start)
+        return seen
+
+    def _reorder(self, u: int, v: int, reached: set[int]) -> None:
+        """Give u, which is about to contain v, a place after all that reaches v and before all that u reaches.
+
+        Only those move, among the places they have: the others are neither before nor after any of them.
+        """
+        place = self.place
+        if reached:
+            before = sorted(self._reaching(v, place[u]), key=place.__getitem__)
+            after = sorted(reached, key=place.__getitem__)
+            free = sorted(place[w] for w in (u, v, *before, *after))
+            for w, at in zip((*before, u, *after), free, strict=False):
+                place[w] = at
+        else:
+            place[u] = place[v]
+        del place[v]
+
+    def _join(self, pair: Pair, reached: set[int]) -> None:
+        """The consumer's cluster becomes part of the producer's."""
+        a, b = pair.a, pair.b
+        u, v = a.id, b.id
+        how = None if (a.flat and b.flat) or b.anchors else pair.footing
+        writes = set(pair.writes)
+        self._reorder(u, v, reached)
+        del self.clusters[v]
         makes = a.makes | b.makes
         self.clusters[u] = Cluster(
             u,
             sorted(a.items + b.items),
             (a.reads | b.reads) - makes,
             makes,
+            writes,
             a.reduces + b.reduces,
             a.anchors + b.anchors,
             False,
             False,
             a.flat and b.flat,
             max(a.version, b.version) + 1,
+            how,
         )
-        self.up[v] = u
+        self.alias[v] = u
+        for i in b.items:
+            self.home[i] = u
         for w in self.succ.pop(v):
             self.pred[w].discard(v)
             self.pred[w].add(u)
@@ -334,7 +386,6 @@ class Merger:
                 self.pred[u].add(w)
         self.succ[u].discard(u)
         self.pred[u].discard(u)
-        del self.place[v]
 
 
 def _bent(ld: Load) -> bool:
@@ -347,5 +398,5 @@ def stage_b(
 ) -> tuple[list[int], tuple[Decision, ...]]:
     """Grow the groups of `owner` (in topological order `order`): new owner of every item, and the records."""
     merger = Merger(known, owner, order, config)
-    merger.run()
-    return merger.owner(), merger.decisions()
+    merger.grow()
+    return merger.home, merger.decisions()

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
+from typing import Generic, TypeVar
 
+from onnxfuse.analysis.footing import Footing, Link, footing, joined, row_bytes
 from onnxfuse.analysis.kinds import factors
 from onnxfuse.analysis.maps import AFFINE, inline_loads, level
 from onnxfuse.analysis.rows import RowMap, rows
@@ -35,6 +36,21 @@ LAUNCH_BYTES = 16 * 1024
 SERIAL_POINTS = 64 * 1024
 
 
+T = TypeVar("T")
+Owner = TypeVar("Owner")
+
+
+class once(Generic[Owner, T]):  # noqa: N801
+    """A property that is worked out when first asked for (functools.cached_property takes a lock for that)."""
+
+    def __init__(self, make: Callable[[Owner], T]) -> None:
+        self.make = make
+
+    def __get__(self, owner: Owner, kind: type[Owner]) -> T:
+        found = owner.__dict__[self.make.__name__] = self.make(owner)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class No:
     """A refusal with its numbers."""
@@ -45,18 +61,27 @@ class No:
 
 @dataclass(slots=True, eq=False)
 class Cluster:
-    """A group under construction. `items` are item numbers in order; `reads`/`makes` are its values."""
+    """A group under construction.
+
+    items    item numbers, in order
+    reads    values from outside
+    makes    values of the members; `exits` those needed outside
+    flat     every member reads members at its own point: joining needs no look at axes
+    version  rises with every change
+    """
 
     id: int
     items: list[int]
     reads: set[Value]
     makes: set[Value]
+    exits: set[Value]
     reduces: int
     anchors: int
     opaque: bool
     pinned: bool
-    flat: bool  # every member reads members at its own point: joining needs no look at axes
+    flat: bool
     version: int = 0
+    footing: Footing | Refusal | None = None  # how it stands on rows alone; None: not asked yet
 
 
 @dataclass(eq=False)
@@ -72,27 +97,59 @@ class Pair:
     loads: Callable[[Compute], list[Load]]
     shared: tuple[Value, ...] = field(default=())
 
-    @cached_property
+    @once
     def members(self) -> list[Compute]:
         return self.computes(sorted(self.a.items + self.b.items))
 
-    @cached_property
+    @once
     def writes(self) -> list[Value]:
-        return [c.out for c in self.members if self.leaves(c.out, self.a, self.b)]
+        a, b = self.a, self.b
+        return [v for v in (*a.exits, *b.exits) if self.leaves(v, a, b)]
 
-    @cached_property
+    @once
     def saved(self) -> int:
         """Bytes of traffic saved: the read of every shared value, its write if nobody else needs it, a launch."""
         links = sum(self.nbytes(v) * (1 if self.leaves(v, self.a, self.b) else 2) for v in self.shared)
-        common = self.a.reads & self.b.reads
-        return LAUNCH_BYTES + links + sum(self.nbytes(v) for v in common)
+        return LAUNCH_BYTES + links + sum(self.nbytes(v) for v in self.common)
 
-    @cached_property
+    @once
+    def common(self) -> set[Value]:
+        """Values from outside that both read."""
+        return self.a.reads & self.b.reads
+
+    @once
     def rows(self) -> RowMap | Refusal:
-        if self.a.flat and self.b.flat:
-            axes = self.members[-1].axes
-            return RowMap(axes, {a: a for a in axes}, frozenset(), {}, ())
+        """The row map of both together, from all members."""
         return rows(self.members, self.writes, self.loads)
+
+    @once
+    def footing(self) -> Footing | Refusal:
+        """How both together stand on rows: from the reads between them, or else from all members."""
+        if not (self.a.flat and self.b.flat):
+            how = self._joined()
+            if how is not None:
+                return how
+        found = self.rows
+        return found if isinstance(found, Refusal) else footing(found, self.members)
+
+    def _joined(self) -> Footing | None:
+        a, b = self._alone(self.a), self._alone(self.b)
+        return None if isinstance(a, Refusal) or isinstance(b, Refusal) else joined(a, b, self.links)
+
+    def _alone(self, c: Cluster) -> Footing | Refusal:
+        if c.footing is None:
+            members = self.computes(c.items)
+            found = rows(members, c.exits, self.loads)
+            c.footing = found if isinstance(found, Refusal) else footing(found, members)
+        return c.footing
+
+    @once
+    def links(self) -> list[Link]:
+        """Reads from `a` into `b`."""
+        made = {c.out: c for c in self.computes(self.a.items)}
+        wanted = set(self.shared)
+        readers = self.computes(self.b.items)
+        return [Link(c, ld, made[ld.source]) for c in readers for ld in self.loads(c) if ld.source in wanted]
 
 
 def pinned(p: Pair) -> No | None:
@@ -169,27 +226,32 @@ def _bare(ld: Load) -> bool:
 
 def io_cap(p: Pair) -> No | None:
     """Too many tensors go in or out; a group that already was beyond the cap may still grow inwards."""
-    inputs = len((p.a.reads | p.b.reads) - p.a.makes - p.b.makes)
-    if inputs > p.config.max_inputs and inputs > max(len(p.a.reads), len(p.b.reads)):
-        return No("NF_IO_CAP", (("inputs", inputs), ("cap", p.config.max_inputs)))
-    if len(p.writes) > p.config.max_outputs:
-        return No("NF_IO_CAP", (("outputs", len(p.writes)), ("cap", p.config.max_outputs)))
+    a, b, config = p.a, p.b, p.config
+    if len(a.reads) + len(b.reads) > config.max_inputs:
+        inputs = len((a.reads | b.reads) - a.makes - b.makes)
+        if inputs > config.max_inputs and inputs > max(len(a.reads), len(b.reads)):
+            return No("NF_IO_CAP", (("inputs", inputs), ("cap", config.max_inputs)))
+    if len(a.exits) + len(b.exits) > config.max_outputs and len(p.writes) > config.max_outputs:
+        return No("NF_IO_CAP", (("outputs", len(p.writes)), ("cap", config.max_outputs)))
     return None
 
 
 def row_program(p: Pair) -> No | None:
     """Without an anchor the joined group must be executable row by row (codes of analysis/rows.py)."""
-    if p.b.anchors:
+    if p.b.anchors or (p.a.flat and p.b.flat):
         return None
-    found = p.rows
+    found = p.footing
     return No(found.code, (("why", found.why),)) if isinstance(found, Refusal) else None
 
 
 def local_buffer(p: Pair) -> No | None:
     """What later stages need of one row must stay in cache. A row of unknown length is let through."""
-    if p.b.anchors:
+    if p.b.anchors or (p.a.flat and p.b.flat):
         return None
-    assert isinstance(p.rows, RowMap)
+    assert isinstance(p.footing, Footing)
+    if row_bytes(p.members, p.footing.axis_of) <= p.config.local_budget:
+        return None
+    assert isinstance(p.rows, RowMap), "what is joined by its footing stands on rows"
     known = sum(n for _, n in p.rows.buffers if isinstance(n, int))
     if known > p.config.local_budget:
         return No("NF_LOCAL_BUFFER", (("bytes", known), ("budget", p.config.local_budget)))
@@ -198,12 +260,12 @@ def local_buffer(p: Pair) -> No | None:
 
 def parallel_rows(p: Pair) -> No | None:
     """Large pointwise work must not be pulled into a group that has a single row."""
-    if p.b.anchors:
+    if p.b.anchors or (p.a.flat and p.b.flat):
         return None
-    assert isinstance(p.rows, RowMap)
-    if p.rows.outer:
+    assert isinstance(p.footing, Footing)
+    if p.footing.outer:
         return None
-    wide = max((_points(c, p.rows.axis_of) for c in p.members if c.reduce is None), default=0)
+    wide = max((_points(c, p.footing.axis_of) for c in p.members if c.reduce is None), default=0)
     if wide > SERIAL_POINTS:
         return No("NF_COST", (("rows", 1), ("elements", wide), ("most", SERIAL_POINTS)))
     return None

@@ -381,18 +381,23 @@ def children(e: Expr) -> tuple[Expr, ...]:
 
 def walk(*roots: Expr) -> Iterator[Expr]:
     """Every distinct sub-expression once, children before parents. Iterative: bodies may be deep."""
-    seen: set[int] = set()
-    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
+    seen: set[Expr] = set()
+    stack: list[Expr | None] = list(reversed(roots))
     while stack:
-        e, ready = stack.pop()
-        if ready:
+        e = stack.pop()
+        if e is None:  # the children of what lies below are done
+            e = stack.pop()
+            assert e is not None
             yield e
             continue
-        if id(e) in seen:
+        if e in seen:
             continue
-        seen.add(id(e))
-        stack.append((e, True))
-        stack.extend((c, False) for c in reversed(children(e)) if id(c) not in seen)
+        seen.add(e)
+        below = e.args if isinstance(e, Apply) else e.index if isinstance(e, Load) else ()
+        if below:
+            stack += (e, None, *reversed(below))
+        else:
+            yield e
 
 
 def loads(*roots: Expr) -> list[Load]:

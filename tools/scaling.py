@@ -1,0 +1,85 @@
+"""How long the fusion takes on large graphs, stage by stage.
+
+    python tools/scaling.py [--nodes N] [--memory] [SHAPE...]
+
+SHAPE is one of tests/fuse/graphs.py (chain, ladder, skips, fan, norms, views, mixed; default all), N the number of
+nodes (default 100000). `classify` reads kinds and index maps off the loops, A to C are the stages of the fusion,
+`groups` puts the result together. Seconds on the wall. With --memory the peak of what the fusion allocates, in bytes a
+node (slow: every allocation is watched).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from fused import table  # noqa: E402
+
+from onnxfuse.config import FusionConfig  # noqa: E402
+from onnxfuse.fuse import fuse, partition, quotient_order, stage_a  # noqa: E402
+from onnxfuse.fuse.facts import facts  # noqa: E402
+from onnxfuse.fuse.merge import Merger  # noqa: E402
+from onnxfuse.ir.loops import LoopGraph  # noqa: E402
+from tests.fuse.graphs import SHAPES  # noqa: E402
+
+STAGES = ("classify", "A", "B", "C", "groups")
+
+
+def timed(loops: LoopGraph) -> tuple[list[float], int]:
+    """Seconds of every stage, and the number of groups."""
+    config = FusionConfig()
+    marks = [time.perf_counter()]
+
+    def mark() -> None:
+        marks.append(time.perf_counter())
+
+    known = facts(loops, config)
+    mark()
+    growth, _ = stage_a(known, config)
+    mark()
+    merger = Merger(known, growth.root, quotient_order(known, growth.root), config)
+    merger.grow()
+    mark()
+    merger.join_siblings()
+    mark()
+    made = partition(loops, known, merger.home, merger.decisions())
+    mark()
+    return [b - a for a, b in zip(marks, marks[1:], strict=False)], len(made.groups)
+
+
+def peak(loops: LoopGraph) -> int:
+    """Most bytes that were allocated at a time."""
+    tracemalloc.start()
+    fuse(loops, FusionConfig())
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return most
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE", choices=[*SHAPES, []])
+    parser.add_argument("--nodes", type=int, default=100_000)
+    parser.add_argument("--memory", action="store_true")
+    args = parser.parse_args()
+    rows = []
+    for name in args.shapes or SHAPES:
+        loops = SHAPES[name](args.nodes)
+        n = len(loops.items)
+        if args.memory:
+            rows.append([name, n, peak(loops) // n])
+            continue
+        seconds, groups = timed(loops)
+        rows.append([name, n, groups, *(f"{s:.2f}" for s in seconds), f"{sum(seconds):.2f}"])
+    heads = ["shape", "nodes", "bytes/node"] if args.memory else ["shape", "nodes", "groups", *STAGES, "total"]
+    print(table(heads, [[str(c) for c in row] for row in rows]))
+
+
+if __name__ == "__main__":
+    main()
