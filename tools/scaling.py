@@ -14,18 +14,19 @@ import argparse
 import sys
 import time
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from fused import table  # noqa: E402
+from fused import table
 
-from onnxfuse.config import FusionConfig  # noqa: E402
-from onnxfuse.fuse import fuse, partition, quotient_order, stage_a  # noqa: E402
-from onnxfuse.fuse.facts import facts  # noqa: E402
-from onnxfuse.fuse.merge import Merger  # noqa: E402
-from onnxfuse.ir.loops import LoopGraph  # noqa: E402
-from tests.fuse.graphs import SHAPES  # noqa: E402
+from onnxfuse.config import FusionConfig
+from onnxfuse.fuse import fuse, no_collector, partition, quotient_order, stage_a
+from onnxfuse.fuse.facts import facts
+from onnxfuse.fuse.merge import Merger
+from onnxfuse.ir.loops import LoopGraph
+from tests.fuse.graphs import SHAPES
 
 STAGES = ("classify", "A", "B", "C", "groups")
 
@@ -49,7 +50,7 @@ def timed(loops: LoopGraph) -> tuple[list[float], int]:
     mark()
     made = partition(loops, known, merger.home, merger.decisions())
     mark()
-    return [b - a for a, b in zip(marks, marks[1:], strict=False)], len(made.groups)
+    return [b - a for a, b in pairwise(marks)], len(made.groups)
 
 
 def peak(loops: LoopGraph) -> int:
@@ -64,7 +65,7 @@ def peak(loops: LoopGraph) -> int:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shapes", nargs="*", metavar="SHAPE", choices=[*SHAPES, []])
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=", ".join(SHAPES))
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--memory", action="store_true")
     args = parser.parse_args()
@@ -75,7 +76,8 @@ def main() -> None:
         if args.memory:
             rows.append([name, n, peak(loops) // n])
             continue
-        seconds, groups = timed(loops)
+        with no_collector():
+            seconds, groups = timed(loops)
         rows.append([name, n, groups, *(f"{s:.2f}" for s in seconds), f"{sum(seconds):.2f}"])
     heads = ["shape", "nodes", "bytes/node"] if args.memory else ["shape", "nodes", "groups", *STAGES, "total"]
     print(table(heads, [[str(c) for c in row] for row in rows]))

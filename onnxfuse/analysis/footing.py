@@ -13,7 +13,7 @@ beside reductions, those of its axes that the reductions do not keep become loop
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -24,7 +24,7 @@ from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Compute
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Footing:
     """A group on rows.
 
@@ -32,12 +32,20 @@ class Footing:
     axis_of   outer axis of any member -> the representative it equals; absent = private, or of extent 1
     inline    values substituted into their readers
     reducing  some member is a reduction
+    bytes     of one row of all members (rows of unknown length aside): no group keeps more; None: not counted yet
     """
 
     outer: tuple[Axis, ...]
     axis_of: Mapping[Axis, Axis]
     inline: frozenset[Value]
     reducing: bool
+    bytes: int | None = None
+
+    def row_bytes(self, members: Callable[[], Iterable[Compute]]) -> int:
+        """`bytes`, counted when first asked for."""
+        if self.bytes is None:
+            self.bytes = sum(_row_bytes(c, self.axis_of) for c in members())
+        return self.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +62,17 @@ def footing(found: RowMap, members: Iterable[Compute]) -> Footing:
     return Footing(found.outer, found.axis_of, found.inline, any(c.reduce is not None for c in members))
 
 
-def row_bytes(members: Iterable[Compute], axis_of: Mapping[Axis, Axis]) -> int:
-    """Bytes of one row of every member whose row has a known length: no group keeps more than that."""
-    total = 0
-    for c in members:
-        inner = [a.extent for a in c.axes if a.extent != 1 and a not in axis_of]
-        known = [d for d in inner if isinstance(d, int)]
-        total += c.out.tensor.dtype.bytes * prod(known) if len(known) == len(inner) else 0
-    return total
+def at_one_point(members: Sequence[Compute]) -> Footing:
+    """The footing of a single member, or of pointwise members that read each other at their own point only."""
+    last = members[-1]
+    axis_of = {a: r for c in members for a, r in zip(c.axes, last.axes, strict=True) if a.extent != 1}
+    return Footing(tuple(a for a in last.axes if a.extent != 1), axis_of, frozenset(), last.reduce is not None)
+
+
+def _row_bytes(c: Compute, axis_of: Mapping[Axis, Axis]) -> int:
+    inner = [a.extent for a in c.axes if a.extent != 1 and a not in axis_of]
+    known = [d for d in inner if isinstance(d, int)]
+    return c.out.tensor.dtype.bytes * prod(known) if len(known) == len(inner) else 0
 
 
 def joined(a: Footing, b: Footing, links: Sequence[Link]) -> Footing | None:
@@ -105,4 +116,7 @@ def _union(a: Footing, b: Footing, same: Mapping[Axis, Axis], inner: set[Axis]) 
     axis_of = {x: r for x, r in a.axis_of.items() if r in images}
     axis_of.update((x, same[r]) for x, r in b.axis_of.items() if r in same)
     outer = tuple(r for r in a.outer if r in images)
-    return Footing(outer, axis_of, a.inline | b.inline, a.reducing or b.reducing)
+    known = None
+    if a.reducing == b.reducing and a.bytes is not None and b.bytes is not None:
+        known = a.bytes + b.bytes
+    return Footing(outer, axis_of, a.inline | b.inline, a.reducing or b.reducing, known)

@@ -45,10 +45,12 @@ def kinds(c: Compute, found: list[Load] | None = None) -> Kinds:
     hardest, plain = Kind.ELEMWISE, False
     for ld in found:
         kind = map_kind(ld, c.axes)
-        plain = plain or kind is Kind.ELEMWISE
-        hardest = _harder(hardest, kind)
         before = edges.get(ld.source)
         edges[ld.source] = kind if before is None else _harder(before, kind)
+        if kind is Kind.ELEMWISE:
+            plain = True
+        else:
+            hardest = _harder(hardest, kind)
     if hardest is Kind.BROADCAST and plain:
         hardest = Kind.ELEMWISE
     return Kinds(hardest, edges)
@@ -78,12 +80,15 @@ def map_kind(ld: Load, store: tuple[Axis, ...], whole: bool = True) -> Kind:
     unless `whole` is False.
     """
     shape = ld.source.tensor.shape
-    if len(shape) == len(store) and all(
-        (isinstance(ix, Var) and ix.axis is a and (not whole or same_extent(d, a.extent)))
-        or (a.extent == 1 and (d == 1 or (not whole and isinstance(ix, Lit) and ix.value == 0)))
-        for ix, d, a in zip(ld.index, shape, store, strict=True)
-    ):
-        return Kind.ELEMWISE
+    if len(shape) == len(store):
+        for ix, d, a in zip(ld.index, shape, store, strict=True):
+            if isinstance(ix, Var) and ix.axis is a and (not whole or d == a.extent or same_extent(d, a.extent)):
+                continue
+            if a.extent == 1 and (d == 1 or (not whole and isinstance(ix, Lit) and ix.value == 0)):
+                continue
+            break
+        else:
+            return Kind.ELEMWISE
     at = 0
     for ix, dim in zip(ld.index, shape, strict=True):
         if isinstance(dim, int) and dim == 1:

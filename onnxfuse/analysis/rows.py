@@ -271,7 +271,9 @@ def _within_row(r: _Read, klass: Mapping[Axis, Axis], want: set[Axis]) -> _Probl
             continue
         used = (ix.axis,) if isinstance(ix, Var) else axes_of(ix)
         if any(klass.get(a) in want and a in r.reader.axes for a in used):
-            return _Problem(r.source, "NF_NOT_ROW_LOCAL", lambda: f"{r.reader.out.name} reads {r.load} by an outer axis")
+            return _Problem(
+                r.source, "NF_NOT_ROW_LOCAL", lambda: f"{r.reader.out.name} reads {r.load} by an outer axis"
+            )
         if not _in_range(ix, axis):
             return _Problem(
                 r.source, "NF_VIEW_LEVEL", lambda: f"{r.reader.out.name} reads {r.load}: not provably in range"

@@ -117,15 +117,13 @@ def _of_values(roots: tuple[Expr, ...]) -> set[int]:
 
 def _value_level(roots: tuple[Expr, ...]) -> list[Expr]:
     """Distinct expressions outside of load indices."""
-    seen: set[int] = set()
-    out: list[Expr] = []
+    seen: dict[Expr, None] = {}
     stack = list(roots)
     while stack:
         e = stack.pop()
-        if id(e) in seen:
+        if e in seen:
             continue
-        seen.add(id(e))
-        out.append(e)
-        if not isinstance(e, Load):
-            stack.extend(children(e))
-    return out
+        seen[e] = None
+        if isinstance(e, Apply):
+            stack.extend(e.args)
+    return list(seen)

@@ -16,7 +16,10 @@ Add a condition: one function in rules.py, one place in RULES. Do not put op nam
 
 from __future__ import annotations
 
+import gc
 import heapq
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.dominators import PostDominators, post_dominators
@@ -35,6 +38,23 @@ KIND_OF_LEVEL = {k.level: k for k in Kind}
 
 def fuse(loops: LoopGraph, config: FusionConfig) -> Partition:
     """Group the Computes of `loops`."""
+    with no_collector():
+        return _fuse(loops, config)
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Nothing here makes reference cycles; the collector would only walk over the whole model again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _fuse(loops: LoopGraph, config: FusionConfig) -> Partition:
     known = facts(loops, config)
     if config.mode is FusionMode.NONE:
         return partition(loops, known, list(range(len(known.items))), ())

@@ -15,6 +15,7 @@ from onnxfuse.analysis.traffic import dearest, points, sample, size
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.group import INJECTIVE, OPAQUE, RECOMPUTE
 from onnxfuse.ir.expr import Apply, Load, axes_of, walk
+from onnxfuse.ir.expr import loads as find_loads
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, Item, LoopGraph, Opaque, results
 from onnxfuse.ir.op import Kind
@@ -147,7 +148,7 @@ def live_items(loops: LoopGraph) -> tuple[tuple[Item, ...], dict[Value, list[Loa
         if isinstance(item, Opaque):
             wanted.update(item.reads)
         elif item.out in wanted:
-            found = loads[item.out] = item.loads
+            found = loads[item.out] = find_loads(*item.roots)
             wanted.update(ld.source for ld in found)
             wanted.update(item.node.reads)
         else:

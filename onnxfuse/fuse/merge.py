@@ -14,6 +14,7 @@ Peeling: stage A lets a reshape flow into a pointwise group; if the group then d
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from onnxfuse.analysis import traffic
 from onnxfuse.analysis.rows import rows
@@ -21,7 +22,7 @@ from onnxfuse.config import FusionConfig
 from onnxfuse.errors import Refusal
 from onnxfuse.fuse.facts import Facts
 from onnxfuse.fuse.group import ANCHOR
-from onnxfuse.fuse.rules import Cluster, No, Pair, first_refusal
+from onnxfuse.fuse.rules import LAUNCH_BYTES, Cluster, No, Pair, first_refusal
 from onnxfuse.ir.expr import Load, Var
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, Opaque, depends
@@ -34,6 +35,19 @@ NF_CYCLE_BUDGET = "NF_CYCLE_BUDGET"
 GAP = 1 << 40
 # Refusals that splitting a view off the consumer may cure.
 PEELABLE = frozenset({"NF_GROUP_MERGE", "NF_AXES_CONFLICT", "NF_NOT_ROW_LOCAL", "NF_VIEW_LEVEL", "NF_RECOMPUTE"})
+
+
+class Candidate(NamedTuple):
+    """A producer's and a consumer's cluster with a value between them, and what joining the two would save."""
+
+    saved: int
+    span: int
+    at: int
+    a: int
+    b: int
+    value: Value
+    reader: int  # item of b
+    versions: tuple[int, int]
 
 
 class Merger:
@@ -76,8 +90,8 @@ class Merger:
         for _ in range(self.config.rounds):
             self._renumber()
             joined = False
-            for v, reader, a, b in self._candidates():
-                joined = self._try(v, reader, a, b) or joined
+            for c in self._candidates():
+                joined = self._try(c) or joined
             if not joined:
                 return
 
@@ -137,8 +151,8 @@ class Merger:
         """`v` is needed outside of both clusters."""
         if v in self.known.needed:
             return True
-        home, ids = self.home, (a.id, b.id)
-        return any(home[r] not in ids for r in self.known.readers.get(v, ()))
+        home, one, two = self.home, a.id, b.id
+        return any((at := home[r]) != one and at != two for r in self.known.readers.get(v, ()))
 
     def _pair(self, a: int, b: int) -> Pair:
         ca, cb = self.clusters[a], self.clusters[b]
@@ -149,34 +163,44 @@ class Merger:
     def _versions(self, a: int, b: int) -> tuple[int, int]:
         return self.clusters[a].version, self.clusters[b].version
 
-    def _candidates(self) -> list[tuple[Value, int, int, int]]:
-        """(value, reader, producer cluster, consumer cluster), the pair that saves most first."""
-        seen: set[tuple[int, int]] = set()
-        keyed: list[tuple[tuple[int, int, int, int], tuple[Value, int, int, int]]] = []
-        home, place = self.home, self.place
+    def _candidates(self) -> list[Candidate]:
+        """Pairs of producer and consumer, the pair that saves most first."""
+        home, place, needed = self.home, self.place, self.known.needed
+        links: dict[tuple[int, int], int] = {}  # bytes of the values between two clusters that need not be moved
+        first: dict[tuple[int, int], tuple[Value, int]] = {}
         for v, readers in self.known.readers.items():
             a = home[self.known.producer[v]]
-            if self.clusters[a].opaque:
-                continue
             others: dict[int, int] = {}
             for r in readers:
                 others.setdefault(home[r], r)
             others.pop(a, None)
-            near = sorted(others, key=place.__getitem__) if len(others) > 1 else list(others)
-            for b in near[: self.config.candidate_window]:
-                if self.clusters[b].opaque or (a, b) in seen:
+            if not others or self.clusters[a].opaque:
+                continue
+            once = v in needed or len(others) > 1
+            near = sorted(others, key=place.__getitem__) if len(others) > 1 else others
+            for k, b in enumerate(near):
+                if self.clusters[b].opaque:
                     continue
-                seen.add((a, b))
-                if self.refused.get((a, b)) == self._versions(a, b):
-                    continue
-                at, to = place[a], place[b]
-                keyed.append(((-self._pair(a, b).saved, to - at, at, to), (v, others[b], a, b)))
-        keyed.sort(key=lambda entry: entry[0])
-        return [pair for _, pair in keyed]
+                links[a, b] = links.get((a, b), 0) + self._nbytes(v) * (1 if once else 2)
+                if k < self.config.candidate_window:
+                    first.setdefault((a, b), (v, others[b]))
+        found: list[Candidate] = []
+        for (a, b), (v, reader) in first.items():
+            if self.refused.get((a, b)) == (versions := self._versions(a, b)):
+                continue
+            saved = LAUNCH_BYTES + links[a, b] + self._common(a, b)
+            found.append(Candidate(saved, place[b] - place[a], place[a], a, b, v, reader, versions))
+        found.sort(key=lambda c: (-c.saved, c.span, c.at))
+        return found
 
-    def _try(self, v: Value, reader: int, a: int, b: int) -> bool:
+    def _common(self, a: int, b: int) -> int:
+        """Bytes of what both read from outside."""
+        one, two = self.clusters[a].reads, self.clusters[b].reads
+        return 0 if one.isdisjoint(two) else sum(map(self._nbytes, one & two))
+
+    def _try(self, c: Candidate) -> bool:
         """Judge a pair and join it if nothing speaks against it."""
-        a, b = self.find(a), self.find(b)
+        a, b = self.find(c.a), self.find(c.b)
         if a == b:
             return False
         versions = self._versions(a, b)
@@ -185,18 +209,20 @@ class Merger:
         pair = self._pair(a, b)
         if not pair.shared:
             return False  # what `b` read of `a` was split off
+        if (a, b) == (c.a, c.b) and versions == c.versions:
+            pair.saved = c.saved
         no = first_refusal(pair)
         if no is not None and no.code in PEELABLE:
             pair, no = self._peel(pair, no)
         if no is not None:
             self.refused[a, b] = versions
-            self._record(v, reader, pair, no)
+            self._record(c, pair, no)
             return False
         reached = self._reach(a, b)
         if isinstance(reached, No):
-            self._record(v, reader, pair, reached)  # not remembered: legal again once what lies between has joined
+            self._record(c, pair, reached)  # not remembered: legal again once what lies between has joined
             return False
-        self._record(v, reader, pair, None)
+        self._record(c, pair, None)
         self._join(pair, reached)
         return True
 
@@ -292,7 +318,8 @@ class Merger:
             self.place[part.id] = start + k * step
             self.width[start + k * step] = step
 
-    def _record(self, v: Value, reader: int, pair: Pair, no: No | None) -> None:
+    def _record(self, c: Candidate, pair: Pair, no: No | None) -> None:
+        v, reader = c.value, c.reader
         if v not in pair.shared:  # the part that read it was split off
             v = pair.shared[0]
             inside = set(pair.b.items)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Generic, TypeVar
 
-from onnxfuse.analysis.footing import Footing, Link, footing, joined, row_bytes
+from onnxfuse.analysis.footing import Footing, Link, at_one_point, footing, joined
 from onnxfuse.analysis.kinds import factors
 from onnxfuse.analysis.maps import AFFINE, inline_loads, level
 from onnxfuse.analysis.rows import RowMap, rows
@@ -139,8 +139,13 @@ class Pair:
     def _alone(self, c: Cluster) -> Footing | Refusal:
         if c.footing is None:
             members = self.computes(c.items)
-            found = rows(members, c.exits, self.loads)
-            c.footing = found if isinstance(found, Refusal) else footing(found, members)
+            if c.flat or len(members) == 1:
+                c.footing = at_one_point(members)
+            else:
+                found = rows(members, c.exits, self.loads)
+                c.footing = found if isinstance(found, Refusal) else footing(found, members)
+            if isinstance(c.footing, Footing):
+                c.footing.row_bytes(lambda: members)
         return c.footing
 
     @once
@@ -164,7 +169,7 @@ def opaque(p: Pair) -> No | None:
 
 def shared_data(p: Pair) -> No | None:
     """Joining must save memory traffic."""
-    if p.saved < p.config.min_saved_bytes:
+    if p.config.min_saved_bytes > LAUNCH_BYTES and p.saved < p.config.min_saved_bytes:
         return No("NF_NO_SHARED_DATA", (("saved", p.saved), ("least", p.config.min_saved_bytes)))
     return None
 
@@ -249,7 +254,7 @@ def local_buffer(p: Pair) -> No | None:
     if p.b.anchors or (p.a.flat and p.b.flat):
         return None
     assert isinstance(p.footing, Footing)
-    if row_bytes(p.members, p.footing.axis_of) <= p.config.local_budget:
+    if p.footing.row_bytes(lambda: p.members) <= p.config.local_budget:
         return None
     assert isinstance(p.rows, RowMap), "what is joined by its footing stands on rows"
     known = sum(n for _, n in p.rows.buffers if isinstance(n, int))

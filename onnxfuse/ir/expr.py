@@ -401,8 +401,27 @@ def walk(*roots: Expr) -> Iterator[Expr]:
 
 
 def loads(*roots: Expr) -> list[Load]:
-    """All distinct Loads, in evaluation order."""
-    return [e for e in walk(*roots) if isinstance(e, Load)]
+    """All distinct Loads, in evaluation order: those an index needs come before the Load with that index."""
+    out: list[Load] = []
+    seen: set[Expr] = set()
+    stack: list[Expr | None] = list(reversed(roots))
+    while stack:
+        e = stack.pop()
+        if e is None:
+            e = stack.pop()
+            assert isinstance(e, Load)
+            out.append(e)
+        elif isinstance(e, Apply):
+            if e not in seen:
+                seen.add(e)
+                stack.extend(reversed(e.args))
+        elif isinstance(e, Load) and e not in seen:
+            seen.add(e)
+            if all(isinstance(i, (Var, Lit)) for i in e.index):
+                out.append(e)
+            else:
+                stack += (e, None, *reversed(e.index))
+    return out
 
 
 def axes_of(*roots: Expr) -> set[Axis]:
