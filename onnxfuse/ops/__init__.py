@@ -4,7 +4,19 @@ In: nothing. Out: the table (`lookup`, `lower_node`, `expand`, ...). An op is on
 its family. Add an op: write the function in the fitting file, `pytest tests/ops -k MyOp`, regenerate the docs.
 """
 
-from onnxfuse.ops import composite, contract, opaque, pointwise, reduce, view, window
+from onnxfuse.ops import attention, composite, contract, opaque, pointwise, reduce, view, window
 from onnxfuse.ops.table import OPS, entries, lookup
 
-__all__ = ["OPS", "composite", "contract", "entries", "lookup", "opaque", "pointwise", "reduce", "view", "window"]
+__all__ = [
+    "OPS",
+    "attention",
+    "composite",
+    "contract",
+    "entries",
+    "lookup",
+    "opaque",
+    "pointwise",
+    "reduce",
+    "view",
+    "window",
+]

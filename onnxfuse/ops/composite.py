@@ -19,27 +19,28 @@ from onnxfuse.ops.table import GraphTensor, composite
 from onnxfuse.ops.view import Reshape, Shape, Squeeze, Transpose, Unsqueeze
 
 
-def _wide(x: GraphTensor) -> GraphTensor:
+def wide(x: GraphTensor) -> GraphTensor:
     """The tensor in the compute dtype."""
     wide = x.dtype.compute
     return x if wide is x.dtype else Cast(x, to=wide.onnx)
 
 
-def _back(x: GraphTensor, dtype: DType) -> GraphTensor:
+def back(x: GraphTensor, dtype: DType) -> GraphTensor:
+    """The tensor in the dtype of the op."""
     return x if x.dtype is dtype else Cast(x, to=dtype.onnx)
 
 
 # --- softmax family ------------------------------------------------------------------------------------------------
 def _softmax(x: GraphTensor, axes: list[int]) -> GraphTensor:
-    w = _wide(x)
+    w = wide(x)
     e = Exp(w - ReduceMax(w, axes=axes, keepdims=1))
-    return _back(e / ReduceSum(e, axes=axes, keepdims=1), x.dtype)
+    return back(e / ReduceSum(e, axes=axes, keepdims=1), x.dtype)
 
 
 def _log_softmax(x: GraphTensor, axes: list[int]) -> GraphTensor:
-    w = _wide(x)
+    w = wide(x)
     shifted = w - ReduceMax(w, axes=axes, keepdims=1)
-    return _back(shifted - Log(ReduceSum(Exp(shifted), axes=axes, keepdims=1)), x.dtype)
+    return back(shifted - Log(ReduceSum(Exp(shifted), axes=axes, keepdims=1)), x.dtype)
 
 
 @composite(name="Softmax")
@@ -70,13 +71,13 @@ def _log_sum_exp(x: GraphTensor, axes: list[int] | None, keepdims: int) -> Graph
     every = list(range(x.rank)) if axes is None else sorted(axis_of(a, x.rank) for a in axes)
     if not x.dtype.is_float:
         raise Unsupported("UN_DTYPE", f"ReduceLogSumExp on {x.dtype} is not implemented")
-    w = _wide(x)
+    w = wide(x)
     if not every:
-        return _back(Log(Exp(w)), x.dtype)
+        return back(Log(Exp(w)), x.dtype)
     top = ReduceMax(w, axes=every, keepdims=1)
     huge = float(np.finfo(w.dtype.numpy).max)  # an infinite maximum must not become inf - inf
     top = Max(Min(top, huge), -huge) if x.builder.opset >= 8 else Clip_6(top, min=-huge, max=huge)
-    total = _back(Log(ReduceSum(Exp(w - top), axes=every, keepdims=1)) + top, x.dtype)
+    total = back(Log(ReduceSum(Exp(w - top), axes=every, keepdims=1)) + top, x.dtype)
     return total if keepdims else Squeeze(total, axes=every)
 
 
@@ -149,19 +150,19 @@ def BatchNormalization(x, scale, b, mean, var, *, epsilon=1e-5, momentum=0.9, sp
     """Inference: (x - mean) / sqrt(var + epsilon) * scale + b per channel."""
     if training_mode or outputs > 1 or not spatial:
         raise Unsupported("UN_ATTR", "BatchNormalization in training mode, with more outputs or spatial=0")
-    w = _wide(x)
-    s, o, m, v = (_channels(_wide(t), x.rank) for t in (scale, b, mean, var))
-    return _back((w - m) / Sqrt(v + epsilon) * s + o, x.dtype)
+    w = wide(x)
+    s, o, m, v = (_channels(wide(t), x.rank) for t in (scale, b, mean, var))
+    return back((w - m) / Sqrt(v + epsilon) * s + o, x.dtype)
 
 
 @composite
 def InstanceNormalization(x, scale, b, *, epsilon=1e-5):
     """Normalise every channel of every sample over its spatial dimensions."""
     axes = list(range(2, x.rank))
-    w = _wide(x)
+    w = wide(x)
     centred = w - ReduceMean(w, axes=axes, keepdims=1)
     var = ReduceMean(centred * centred, axes=axes, keepdims=1)
-    return _back(centred / Sqrt(var + epsilon) * _channels(_wide(scale), x.rank) + _channels(_wide(b), x.rank), x.dtype)
+    return back(centred / Sqrt(var + epsilon) * _channels(wide(scale), x.rank) + _channels(wide(b), x.rank), x.dtype)
 
 
 @composite(since=17)
@@ -170,18 +171,18 @@ def LayerNormalization(x, scale, b=None, *, axis=-1, epsilon=1e-5, stash_type=1,
     if outputs > 1 and (x.dtype is DType.F64 or stash_type != 1):
         raise Unsupported("UN_ARITY", f"LayerNormalization on {x.dtype} with the Mean or InvStdDev output")
     axes = list(range(axis_of(axis, x.rank), x.rank))
-    w = _wide(x)
+    w = wide(x)
     mean = ReduceMean(w, axes=axes, keepdims=1)
     centred = w - mean
     deviation = Sqrt(ReduceMean(centred * centred, axes=axes, keepdims=1) + epsilon)
-    y = centred / deviation * _wide(scale)
-    y = _back(y if b is None else y + _wide(b), x.dtype)
+    y = centred / deviation * wide(scale)
+    y = back(y if b is None else y + wide(b), x.dtype)
     return y if outputs == 1 else (y, mean) if outputs == 2 else (y, mean, 1.0 / deviation)
 
 
 def _grouped(x: GraphTensor, groups: int, epsilon: float) -> GraphTensor:
     """[N, groups, rest] in the compute dtype, each row normalised."""
-    w = Reshape(_wide(x), shape=[0, groups, -1])
+    w = Reshape(wide(x), shape=[0, groups, -1])
     centred = w - ReduceMean(w, axes=[2], keepdims=1)
     return centred / Sqrt(ReduceMean(centred * centred, axes=[2], keepdims=1) + epsilon)
 
@@ -197,34 +198,34 @@ def _reshape_like(y: GraphTensor, x: GraphTensor) -> GraphTensor:
 @composite(since=18, name="GroupNormalization")
 def GroupNormalization_18(x, scale, bias, *, epsilon=1e-5, num_groups):
     """Normalise over groups of channels; scale and bias per group."""
-    y = _grouped(x, num_groups, epsilon) * _channels(_wide(scale), 3) + _channels(_wide(bias), 3)
-    return _back(_reshape_like(y, x), x.dtype)
+    y = _grouped(x, num_groups, epsilon) * _channels(wide(scale), 3) + _channels(wide(bias), 3)
+    return back(_reshape_like(y, x), x.dtype)
 
 
 @composite(since=21)
 def GroupNormalization(x, scale, bias, *, epsilon=1e-5, num_groups, stash_type=1):
     """Normalise over groups of channels; scale and bias per channel."""
     y = _reshape_like(_grouped(x, num_groups, epsilon), x)
-    return _back(y * _channels(_wide(scale), x.rank) + _channels(_wide(bias), x.rank), x.dtype)
+    return back(y * _channels(wide(scale), x.rank) + _channels(wide(bias), x.rank), x.dtype)
 
 
 @composite(since=23)
 def RMSNormalization(x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     """X / sqrt(mean(x**2) + epsilon) * scale."""
     axes = list(range(axis_of(axis, x.rank), x.rank))
-    w = _wide(x)
-    return _back(w / Sqrt(ReduceMean(w * w, axes=axes, keepdims=1) + epsilon) * _wide(scale), x.dtype)
+    w = wide(x)
+    return back(w / Sqrt(ReduceMean(w * w, axes=axes, keepdims=1) + epsilon) * wide(scale), x.dtype)
 
 
 @composite
 def LpNormalization(x, *, axis=-1, p=2):
     """X divided by its p-norm along an axis."""
     axes = [axis_of(axis, x.rank)]
-    w = _wide(x)
+    w = wide(x)
     norm = ReduceSum(Abs(w), axes=axes, keepdims=1) if p == 1 else Sqrt(ReduceSum(w * w, axes=axes, keepdims=1))
     if x.builder.opset < 11:
         raise Unsupported("UN_OPSET", "LpNormalization before opset 11: its zero norm needs Equal on floats")
-    return _back(Where(Equal(norm, 0.0), 0.0, w / norm), x.dtype)
+    return back(Where(Equal(norm, 0.0), 0.0, w / norm), x.dtype)
 
 
 @composite(since=9)

@@ -38,7 +38,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     )),
     *((n, _TODO) for n in (
         "MaxRoiPool", "AffineGrid", "Col2Im", "CenterCropPad", "DeformConv", "BitCast", "NegativeLogLikelihoodLoss",
-        "SoftmaxCrossEntropyLoss", "Attention",
+        "SoftmaxCrossEntropyLoss",
     )),
 )  # fmt: skip
 
@@ -230,12 +230,6 @@ def RoiAlign(
 ):
     """Pooling of regions to one size."""
     return tensor(x.dtype, [rois.shape[0], x.shape[1], output_height, output_width])
-
-
-@shaped(_TODO, since=23)
-def RotaryEmbedding(x, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=0, rotary_embedding_dim=0):
-    """Rotation of pairs of elements by position."""
-    return _as(x)
 
 
 @shaped(_RANDOM, since=15)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +18,7 @@ from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Sym, sym, syms_of
 from onnxfuse.ir.graph import ArrayConst, Graph, Node, Value
 from onnxfuse.ir.interp import Env, bind, eval_expr, run_loops, shape_of
-from onnxfuse.ir.loops import Compute, Opaque
+from onnxfuse.ir.loops import Compute, LoopGraph, Opaque
 from onnxfuse.ir.op import Op
 from onnxfuse.ir.types import tensor
 from onnxfuse.verify import ort
@@ -168,8 +168,9 @@ def by_table(op: Op, sample: Sample, opset: int, dims: str = "static") -> Ours:
     opaque = [i for i in loops.items if isinstance(i, Opaque) and i.refusal.code != "UN_SHAPE"]
     if opaque:
         return Ours(dtypes, shapes, static, None, opaque[0].refusal)
-    assert all(isinstance(i, Compute) for i in loops.items), loops.items
-    results = run_loops(loops, {k: a for k, a in arrays.items() if k in {v.name for v in loops.inputs}})
+    host = {v: ArrayConst(_elements(loops.facts[v], v, syms)) for v in _on_host(loops)}
+    loops = replace(loops, items=tuple(i for i in loops.items if isinstance(i, Compute)))
+    results = run_loops(loops, {k: a for k, a in arrays.items() if k in {v.name for v in loops.inputs}}, host)
     return Ours(dtypes, shapes, static, [results[v.name] for v in loops.outputs], None)
 
 
@@ -184,9 +185,20 @@ def _known(typed: Typed, syms: Mapping[Sym, int]) -> list[np.ndarray] | None:
         table = typed.facts.get(v)
         if table is None:
             return None
-        flat = [eval_expr(e, Env(syms=syms)) for e in table.flat]
-        out.append(np.array([np.asarray(x).item() for x in flat], v.tensor.dtype.numpy).reshape(table.shape))
+        out.append(_elements(table, v, syms))
     return out
+
+
+def _elements(table: np.ndarray, v: Value, syms: Mapping[Sym, int]) -> np.ndarray:
+    flat = [eval_expr(e, Env(syms=syms)) for e in table.flat]
+    return np.array([np.asarray(x).item() for x in flat], v.tensor.dtype.numpy).reshape(table.shape)
+
+
+def _on_host(loops: LoopGraph) -> Iterator[Value]:
+    """Values of shape arithmetic, which the runtime works out."""
+    for i in loops.items:
+        if isinstance(i, Opaque):
+            yield from i.node.results
 
 
 def onnx_shapes(op: Op, sample: Sample, opset: int) -> list[tuple[int | None, ...] | None]:

@@ -1076,6 +1076,59 @@ def _rmsnorm(op, opset):
         yield sample(rand((2, 5), dtype), rand((5,), dtype, "s"), may=True)
 
 
+def _qkv(heads: int, shared: int, dtype: np.dtype = F32, sizes: tuple[int, int] = (4, 6), flat: bool = False):
+    """Queries, keys and values: 2 samples, 4 queries, 5 keys, of rank 4 or 3."""
+    shapes = (2, heads, 4, sizes[0]), (2, shared, 5, sizes[0]), (2, shared, 5, sizes[1])
+    made = [rand(s, dtype, seed, -1, 1) for s, seed in zip(shapes, "qkv", strict=True)]
+    return [a.transpose(0, 2, 1, 3).reshape(2, a.shape[2], -1) for a in made] if flat else made
+
+
+@rows("Attention")
+def _attention(op, opset):
+    mask = rand((4, 5), F32, "mask")
+    empty = np.array([[True] * 5, [False] * 5, [True, False] * 2 + [True], [False] * 4 + [True]])
+    q, k, v = _qkv(2, 2)
+    past = rand((2, 2, 3, 4), F32, "pk"), rand((2, 2, 3, 6), F32, "pv")
+    for attrs in ({}, {"is_causal": 1}, {"scale": 0.3}, {"softcap": 2.0}):
+        yield sample(q, k, v, **attrs)
+        yield sample(*_qkv(4, 2), **attrs)
+        yield sample(*_qkv(4, 2, flat=True), q_num_heads=4, kv_num_heads=2, **attrs)
+        yield sample(q, k, v, mask, **attrs)
+        yield sample(q, k, v, None, *past, outputs=3, **attrs)
+    yield sample(q, k, v, empty)
+    yield sample(q, k, v, rand((2, 1, 4, 5), F32, "mask"), is_causal=1)
+    yield sample(*_qkv(4, 2), rand((4, 4, 5), F32, "mask"))
+    yield sample(q, k, v, rand((4, 8), F32, "mask"), *past, outputs=3)
+    for mode in range(4):
+        yield sample(q, k, v, mask, *past, outputs=4, qk_matmul_output_mode=mode, softcap=2.0, may=True)
+        yield sample(q, k, v, rand((4, 8), F32, "mask"), *past, outputs=4, qk_matmul_output_mode=mode, softcap=2.0)
+    for dtype in (F64, F16, BF16):
+        yield sample(*_qkv(2, 2, dtype), may=True)
+        yield sample(*_qkv(2, 1, dtype), rand((4, 5), dtype, "mask"), may=True, is_causal=1)
+    if opset >= 24:
+        for seen in (ints(5, 3), ints(4, 5)):
+            yield sample(q, k, v, None, None, None, seen)
+            yield sample(q, k, v, mask, None, None, seen, is_causal=1)
+    if opset >= 25:
+        for left, right in ((1, 0), (0, 1), (-1, 1), (2, -1)):
+            yield sample(q, k, v, left_window_size=left, right_window_size=right, may=True)
+            yield sample(q, k, v, mask, left_window_size=left, right_window_size=right, is_causal=1, may=True)
+
+
+@rows("RotaryEmbedding")
+def _rotary(op, opset):
+    x, flat = rand((2, 3, 4, 6)), rand((2, 4, 18))
+    cos, sin = rand((2, 4, 3), F32, "cos"), rand((2, 4, 3), F32, "sin")
+    for interleaved in (0, 1):
+        yield sample(x, cos, sin, interleaved=interleaved)
+        yield sample(flat, cos, sin, interleaved=interleaved, num_heads=3)
+        part = cos[:, :, :2], sin[:, :, :2]
+        yield sample(x, *part, interleaved=interleaved, rotary_embedding_dim=4, num_heads=3)
+    yield sample(x.astype(F16), cos.astype(F16), sin.astype(F16), may=True)
+    table = rand((9, 3), F32, "cos"), rand((9, 3), F32, "sin")
+    yield sample(x, *table, np.arange(8).reshape(2, 4))
+
+
 @rows("LpNormalization")
 def _lpnorm(op, opset):
     for p in (1, 2):
@@ -1164,11 +1217,6 @@ def _roialign(op, opset):
         output_height=2,
         output_width=3,
     )
-
-
-@rows("RotaryEmbedding")
-def _rotary(op, opset):
-    yield sample(rand((1, 2, 3, 4)), rand((5, 2)), rand((5, 2)), np.int64([[0, 1, 2]]), may=True)
 
 
 @rows("Bernoulli")
