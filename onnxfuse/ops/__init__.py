@@ -4,12 +4,13 @@ In: nothing. Out: the table (`lookup`, `lower_node`, `expand`, ...). An op is on
 its family. Add an op: write the function in the fitting file, `pytest tests/ops -k MyOp`, regenerate the docs.
 """
 
-from onnxfuse.ops import attention, composite, contract, opaque, pointwise, reduce, view, window
+from onnxfuse.ops import attention, choice, composite, contract, opaque, pointwise, reduce, view, window
 from onnxfuse.ops.table import OPS, entries, lookup
 
 __all__ = [
     "OPS",
     "attention",
+    "choice",
     "composite",
     "contract",
     "entries",

@@ -37,7 +37,8 @@ def _softmax(x: GraphTensor, axes: list[int]) -> GraphTensor:
     return back(e / ReduceSum(e, axes=axes, keepdims=1), x.dtype)
 
 
-def _log_softmax(x: GraphTensor, axes: list[int]) -> GraphTensor:
+def log_softmax(x: GraphTensor, axes: list[int]) -> GraphTensor:
+    """The same in every opset."""
     w = wide(x)
     shifted = w - ReduceMax(w, axes=axes, keepdims=1)
     return back(shifted - Log(ReduceSum(Exp(shifted), axes=axes, keepdims=1)), x.dtype)
@@ -58,13 +59,13 @@ def Softmax(x, *, axis=-1):
 @composite(name="LogSoftmax")
 def LogSoftmax_1(x, *, axis=1):
     """Before opset 13: over everything from `axis` on."""
-    return _log_softmax(x, list(range(axis_of(axis, x.rank), x.rank)))
+    return log_softmax(x, list(range(axis_of(axis, x.rank), x.rank)))
 
 
 @composite(since=13)
 def LogSoftmax(x, *, axis=-1):
     """X - log(sum(e**x)) along an axis, shifted by the maximum."""
-    return _log_softmax(x, [axis_of(axis, x.rank)])
+    return log_softmax(x, [axis_of(axis, x.rank)])
 
 
 def _log_sum_exp(x: GraphTensor, axes: list[int] | None, keepdims: int) -> GraphTensor:

@@ -37,8 +37,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
         "DFT", "STFT", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow", "Det", "ImageDecoder",
     )),
     *((n, _TODO) for n in (
-        "MaxRoiPool", "AffineGrid", "Col2Im", "CenterCropPad", "DeformConv", "BitCast", "NegativeLogLikelihoodLoss",
-        "SoftmaxCrossEntropyLoss",
+        "MaxRoiPool", "AffineGrid", "Col2Im", "CenterCropPad", "DeformConv", "BitCast",
     )),
 )  # fmt: skip
 
@@ -60,20 +59,23 @@ def _reduced(x: Tensor, axis: int, keepdims: int) -> list[Dim]:
     return [*x.shape[:k], *([1] if keepdims else []), *x.shape[k + 1 :]]
 
 
-@shaped(_TODO)
-def ArgMax(x, *, axis=0, keepdims=1, select_last_index=0):
+_OLD_EQUAL = "before opset 11 its formula would need Equal on floats"
+
+
+@shaped(_OLD_EQUAL, name="ArgMax")
+def ArgMax_1(x, *, axis=0, keepdims=1):
     """Where the largest element stands."""
     return tensor(DType.I64, _reduced(x, axis, keepdims))
 
 
-@shaped(_TODO)
-def ArgMin(x, *, axis=0, keepdims=1, select_last_index=0):
+@shaped(_OLD_EQUAL, name="ArgMin")
+def ArgMin_1(x, *, axis=0, keepdims=1):
     """Where the smallest element stands."""
     return tensor(DType.I64, _reduced(x, axis, keepdims))
 
 
-@shaped(_TODO)
-def Hardmax(x, *, axis=-1):
+@shaped("before opset 13 it is over everything from the axis on", name="Hardmax")
+def Hardmax_1(x, *, axis=1):
     """One at the first largest element, else zero."""
     return _as(x)
 

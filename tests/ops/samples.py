@@ -1003,6 +1003,8 @@ def _lrn(op, opset):
 # --- formulas ------------------------------------------------------------------------------------------------------
 @rows("Softmax", "LogSoftmax", "Hardmax")
 def _softmax(op, opset):
+    if op.name == "Hardmax":
+        yield sample(rand((2, 3, 4), I32, "ties", 0, 2).astype(F32), axis=1)
     for shape in ((5,), (2, 3), (2, 3, 4)):
         for axis in range(-len(shape) if opset >= 11 else 0, len(shape)):
             yield sample(rand(shape), axis=axis)
@@ -1149,9 +1151,34 @@ def _mvn(op, opset):
 # --- never fused, but of known shape ---------------------------------------------------------------------------------
 @rows("ArgMax", "ArgMin")
 def _arg(op, opset):
-    for axis in (0, 1, 2):
-        for keepdims in (0, 1):
-            yield sample(rand((2, 3, 4)), axis=axis, keepdims=keepdims)
+    more = [{}, {"select_last_index": 1}] if opset >= 12 else [{}]
+    for attrs in more:
+        for axis in (0, 1, 2, *([-1] if opset >= 11 else [])):
+            for keepdims in (0, 1):
+                yield sample(rand((2, 3, 4)), axis=axis, keepdims=keepdims, **attrs)
+        ties = rand((3, 7, 5), I32, "ties", 0, 2)
+        for dtype in (F32, F64, F16, I8, U8, I32, I64):
+            yield sample(ties.astype(dtype), axis=1, may=dtype != F32, **attrs)
+        odd = np.array([[1, np.nan, 2, -np.inf], [np.nan, 1, 2, 3], [-np.inf] * 4, [np.inf, 1, np.inf, 0]], np.float32)
+        yield sample(odd, axis=1, **attrs)
+        yield sample(np.array([[0.0, -0.0], [-0.0, 0.0], [np.nan, np.nan]], np.float32), axis=1, **attrs)
+
+
+@rows("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+def _losses(op, opset):
+    for shape in ((3, 5), (2, 4, 3), (2, 3, 2, 4)):
+        x, classes = rand(shape), shape[1]
+        target = rand((shape[0], *shape[2:]), I64, "t", 0, classes - 1)
+        weight = rand((classes,), F32, "w", 0.1, 1)
+        for reduction in ("none", "sum", "mean"):
+            yield sample(x, target, reduction=reduction)
+            yield sample(x, target, weight, reduction=reduction)
+            yield sample(x, target.astype(I32), weight, reduction=reduction, ignore_index=1)
+            yield sample(x, target, reduction=reduction, ignore_index=0)
+    if op.name == "SoftmaxCrossEntropyLoss":
+        yield sample(rand((3, 5)), ints(0, 4, 2), outputs=2)
+    yield sample(rand((3, 5), F64), ints(0, 4, 2), may=True)
+    yield sample(rand((3, 5), F16), ints(0, 4, 2), may=True)
 
 
 @rows("TopK")
