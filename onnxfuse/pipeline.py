@@ -115,7 +115,8 @@ def optimize(
     plans = stage("plan", lambda: plan(kernels, target, _forbidden(config)))
 
     def write(plans: Plans, library: Library | None) -> Finished:
-        plans = plans if library is None else library.plans
+        plans = plans if library is None else library.plans  # without the kernels that did not compile, and why
+        library = library if plans.plans else None
         # What `inspect` will say about the file, in the file.
         record = {"inspection": json.dumps(inspect(plans.partition, plans).json(), separators=(",", ":"))}
         made = emit(source, atomized, plans, library, mode=config.fusion.mode, target=target.name, record=record)
@@ -144,8 +145,7 @@ def _library(plans: Plans, target: Target, config: Config) -> Library | None:
     if not plans.plans:
         return None
     cache = default_cache() if config.cache else None
-    library = generate(plans, target, keep_llvm=config.keep_llvm, strict=config.strict, cache=cache)
-    return library if library.plans.plans else None
+    return generate(plans, target, keep_llvm=config.keep_llvm, strict=config.strict, cache=cache)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def host_features() -> frozenset[str]:
     return frozenset(name for name, on in found.items() if on)
 
 
-def target_machine(target: Target) -> llvm.TargetMachine:
+def target_machine(target: Target, opt: int = 3) -> llvm.TargetMachine:
     """A new TargetMachine (an ExecutionEngine owns the one it is given, so none is shared)."""
     _initialize()
     flags = [f"+{f}" for f in target.features]
@@ -70,7 +70,7 @@ def target_machine(target: Target) -> llvm.TargetMachine:
     try:
         found = llvm.Target.from_triple(target.triple)
         return found.create_target_machine(
-            cpu=target.cpu, features=",".join(flags), opt=3, reloc="pic", codemodel="default"
+            cpu=target.cpu, features=",".join(flags), opt=opt, reloc="pic", codemodel="default"
         )
     except RuntimeError as e:
         raise CompileError(
@@ -79,10 +79,19 @@ def target_machine(target: Target) -> llvm.TargetMachine:
 
 
 def compile_module(
-    text: str, target: Target, *, exports: Iterable[str] = (), keep_ir: bool = False, keep_asm: bool = False
+    text: str,
+    target: Target,
+    *,
+    exports: Iterable[str] = (),
+    keep_ir: bool = False,
+    keep_asm: bool = False,
+    opt: int = 3,
 ) -> Object:
-    """Verify, optimise and compile one module in this process. Raises CompileError with LLVM's message."""
-    machine = target_machine(target)
+    """Verify, optimise and compile one module in this process. Raises CompileError with LLVM's message.
+
+    `opt` 0 only translates: slow code, several times as fast to make (tools/fuzz.py).
+    """
+    machine = target_machine(target, opt)
     if " asm " in text and not _native(target):
         raise CompileError("E_LLVM_ASM", f"inline assembly for {target.triple} can only be compiled on such a machine")
     try:
@@ -93,7 +102,8 @@ def compile_module(
         module.verify()
     except RuntimeError as e:
         raise CompileError("E_LLVM", "LLVM refused the generated code", str(e).strip()[:2000]) from e
-    _optimise(module, machine)
+    if opt:
+        _optimise(module, machine)
     return Object(
         machine.emit_object(module),
         str(module) if keep_ir else "",

@@ -421,14 +421,25 @@ def _pow(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
     return vecmath.MATH["pow"](build, *args) if dtype.is_float else _ipow(build, args, dtype)
 
 
-def _math(name: str) -> Lower:
-    def run(build: Builder, args: Sequence[ir.Value], _dtype: DType) -> ir.Value:
-        return vecmath.MATH[name](build, *args)
+def _of_reals(compute: Callable[..., ir.Value]) -> Lower:
+    """A function of real numbers; of integers in f64 and truncated, as onnxruntime has it (ReduceL2, ReduceLogSum)."""
+
+    def run(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
+        if dtype.is_float:
+            return compute(build, *args)
+        wide = compute(build, *(convert(build, a, dtype, DType.F64) for a in args))
+        return convert(build, wide, DType.F64, dtype)
 
     return run
 
 
-def _intrinsic(name: str) -> Lower:
+def _sqrt(build: Builder, x: ir.Value) -> ir.Value:
+    return build.intrinsic("sqrt", x)
+
+
+def _rounding(name: str) -> Lower:
+    """Integers are whole already."""
+
     def run(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
         return build.intrinsic(name, *args) if dtype.is_float else args[0]
 
@@ -464,12 +475,12 @@ LOWER: dict[str, Lower] = {
     "min": _extreme("<"),
     "max": _extreme(">"),
     "pow": _pow,
-    "sqrt": _intrinsic("sqrt"),
-    **{name: _math(name) for name in vecmath.UNARY},
-    "floor": _intrinsic("floor"),
-    "ceil": _intrinsic("ceil"),
-    "rint": _intrinsic("roundeven"),
-    "trunc": _intrinsic("trunc"),
+    "sqrt": _of_reals(_sqrt),
+    **{name: _of_reals(vecmath.MATH[name]) for name in vecmath.UNARY},
+    "floor": _rounding("floor"),
+    "ceil": _rounding("ceil"),
+    "rint": _rounding("roundeven"),
+    "trunc": _rounding("trunc"),
     "copysign": _copysign,
     "eq": _compare("=="),
     "ne": _compare("!=", unordered=True),

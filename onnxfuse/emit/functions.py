@@ -21,6 +21,8 @@ from onnxfuse.ir.graph import AttrValue, Constant, Foreign, Graph, Node, Value, 
 from onnxfuse.ir.plan import Call
 
 DOMAIN = "onnxfuse"
+OTHER_CONSTANTS = 9  # the opset from which Constant nodes hold any type
+EXACT_IN_F64 = 1 << 53
 Parts = Mapping[Node, tuple[Node, ...]]
 
 
@@ -89,6 +91,27 @@ def constant_proto(value: Value, const: Constant) -> onnx.NodeProto:
     )
 
 
+def constant_nodes(value: Value, const: Constant, opset: int) -> list[onnx.NodeProto]:
+    """Nodes that make a constant. Before opset 9 `Constant` holds floats only: other types are cast from f64."""
+    array = const.numpy() if opset < OTHER_CONSTANTS else None
+    if array is None or array.dtype in (np.float16, np.float32, np.float64) or array.dtype.kind not in "biu":
+        return [constant_proto(value, const)]
+    to = int(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
+    if array.size == 0 or max(abs(int(array.max())), abs(int(array.min()))) <= EXACT_IN_F64:
+        return _cast_constant(value.name, array, to)
+    high, low, base = (f"{value.name}.{part}" for part in ("high", "low", "base"))
+    rows = ((high, array >> 32), (low, array & 0xFFFFFFFF), (base, np.array(1 << 32, array.dtype)))
+    parts = [n for name, part in rows for n in _cast_constant(name, part, to)]
+    product = onnx.helper.make_node("Mul", [high, base], [f"{value.name}.scaled"])
+    return [*parts, product, onnx.helper.make_node("Add", [f"{value.name}.scaled", low], [value.name])]
+
+
+def _cast_constant(name: str, array: np.ndarray, to: int) -> list[onnx.NodeProto]:
+    data = tensor_proto(array.astype(np.float64), "")
+    wide = onnx.helper.make_node("Constant", [], [f"{name}.f64"], f"{name}.const", value=data)
+    return [wide, onnx.helper.make_node("Cast", [f"{name}.f64"], [name], f"{name}.cast", to=to)]
+
+
 def whole_nodes(nodes: Iterable[Node], parts: Parts, needed: Collection[Value]) -> tuple[Node, ...]:
     """The nodes with every composite that is there completely put back in place of its parts.
 
@@ -130,7 +153,7 @@ def function_proto(
     function = onnx.FunctionProto(
         domain=DOMAIN, name=call.kernel.name, input=_distinct(call.inputs), output=[v.name for v in call.outputs]
     )
-    function.node.extend(constant_proto(v, graph.consts[v]) for v in constants)
+    function.node.extend(n for v in constants for n in constant_nodes(v, graph.consts[v], graph.opset))
     function.node.extend(_explicit(node_proto(n, graph.opset), graph.opset) for n in ordered)
     used = {"", *(n.op.domain for n in ordered)}
     function.opset_import.extend(

@@ -1,7 +1,7 @@
 """Is this a valid model? Checks of our own that name the culprit, then onnx.checker on a skeleton without weights.
 
 What onnxruntime loads is let through even where the checker is stricter: graph outputs without a type, an empty graph
-name, its own ops in the default domain, unsorted nodes.
+name, its own ops in the default domain, deprecated ops, unsorted nodes.
 """
 
 from __future__ import annotations
@@ -88,10 +88,17 @@ def _forgive(model: onnx.ModelProto) -> None:
             if info.type.HasField("tensor_type"):
                 info.type.tensor_type.shape.SetInParent()  # an unknown rank is fine
         for node in graph.node:
-            if is_runtime_op(node, model):
+            if is_runtime_op(node, model) or _deprecated(node, imports):
                 node.domain, moved = ELSEWHERE, True
     if moved:
         model.opset_import.add(domain=ELSEWHERE, version=1)
+
+
+def _deprecated(node: onnx.NodeProto, imports: Mapping[str, int]) -> bool:
+    """An op the specification took back in the model's opset, while onnxruntime still has it (GroupNormalization)."""
+    opset = imports.get("", 0)
+    known = domain_of(node.domain) == "" and defs.has(node.op_type, opset)
+    return known and bool(defs.get_schema(node.op_type, opset).deprecated)
 
 
 def is_runtime_op(node: onnx.NodeProto, model: onnx.ModelProto) -> bool:

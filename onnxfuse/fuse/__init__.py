@@ -20,6 +20,7 @@ import gc
 import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.dominators import PostDominators, post_dominators
@@ -96,6 +97,8 @@ def partition(loops: LoopGraph, known: Facts, owner: list[int], decisions: tuple
     order = quotient_order(known, owner)
     groups = tuple(_group(g, known, members[o], live) for g, o in enumerate(o for o in order if o in members))
     left = tuple(item for item in known.items if isinstance(item, Opaque))
+    if len(known.items) < len(loops.items):  # an output of a node with several that nothing reads
+        loops = replace(loops, items=known.items)
     return Partition(loops, groups, left, decisions)
 
 

@@ -16,7 +16,7 @@ from onnxfuse.ir.expr import Acc, Apply, Expr, Load, Sym, Var, syms_of, walk
 from onnxfuse.ir.graph import Graph, Value
 from onnxfuse.ir.interp import COMBINE
 from onnxfuse.ir.kernel import Kernel, Stage
-from onnxfuse.ir.loops import Axis, Compute, LoopGraph, Opaque, results
+from onnxfuse.ir.loops import Axis, Compute, LoopGraph, Opaque, depends, results
 from onnxfuse.ir.partition import Group, Partition
 from onnxfuse.ir.plan import Kernels, Plan, Plans
 from onnxfuse.ir.simplify import as_dim, same
@@ -291,10 +291,10 @@ def _partition(p: Partition) -> None:
 
 
 def _borders(c: _Check, p: Partition) -> None:
-    """Each group's reads and writes are what its members say."""
+    """Each group's reads and writes are what its members say; what a node reads and no code loads must exist too."""
     users: dict[Value, set[int]] = {}
     for g in p.groups:
-        for v in {v for m in g.members for v in m.reads}:
+        for v in {v for m in g.members for v in depends(m)}:
             users.setdefault(v, set()).add(g.id)
     live = set(p.loops.outputs) | {v for o in p.left for v in o.reads}
     for g in p.groups:
@@ -306,12 +306,16 @@ def _borders(c: _Check, p: Partition) -> None:
         c.need(set(g.writes) == writes, "IR_GROUP", f"group {g.id} writes something else")
 
 
+def _needs(unit: Group | Opaque) -> set[Value]:
+    return set(unit.reads) if isinstance(unit, Opaque) else {v for m in unit.members for v in depends(m)}
+
+
 def _acyclic(c: _Check, p: Partition, owner: Mapping[Compute, Group]) -> None:
     """Groups stand in a topological order, also through the nodes that were left alone."""
     made: dict[Value, Group | Opaque] = {m.out: g for m, g in owner.items()}
     made |= {v: o for o in p.left for v in o.node.results}
     units: list[Group | Opaque] = [*p.groups, *p.left]
-    waits = {u: {made[v] for v in u.reads if v in made and made[v] is not u} for u in units}
+    waits = {u: {made[v] for v in _needs(u) if v in made and made[v] is not u} for u in units}
     rank = {g: k for k, g in enumerate(p.groups)}
     for g in p.groups:
         c.item = g

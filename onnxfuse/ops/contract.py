@@ -54,13 +54,14 @@ def MatMul(a, b):
 
 # --- convolution ---------------------------------------------------------------------------------------------------
 def _out_extent(d: Dim, kernel: int, stride: int, dilation: int, begin: int, end: int, ceil: int = 0) -> Dim:
-    """Number of windows. One larger than the padded input still counts once: onnxruntime's division truncates."""
+    """Number of windows. Onnxruntime's division truncates: one a little larger than the padded input counts once."""
     span = dilation * (kernel - 1) + 1
     room = simplify(dim_expr(d) + (begin + end - span))
     rounded = simplify(room + (stride - 1 if ceil else 0))
-    if stride > 1 and not _fits(rounded):
-        rounded = simplify(maximum(rounded, 0))
     out = simplify(rounded // stride + 1)
+    if stride > 1 and not ceil and not _fits(rounded):
+        missing = maximum(simplify(i64(0) - rounded), 0)
+        out = simplify(maximum(rounded, 0) // stride - missing // stride + 1)
     if ceil:  # a window that starts in the padding after the end does not count
         out = simplify(out - cast((out - 1) * stride >= dim_expr(d) + begin, DType.I64))
     return as_dim(simplify(maximum(out, 0)) if known(out >= 0) is not True and isinstance(d, int) else out)

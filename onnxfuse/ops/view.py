@@ -518,16 +518,21 @@ def GatherElements(data, indices, *, axis=0):
     def body(*i: Expr) -> Expr:
         return data[tuple(_wrap(indices[i], data.shape[k]) if n == k else e for n, e in enumerate(i))]
 
-    others = [n for n in range(data.rank) if n != k]
-    larger = [
-        n for n in others if not (same(indices.shape[n], data.shape[n]) or _fewer(indices.shape[n], data.shape[n]))
-    ]
-    needs = [*needs, *equal_extents(*((indices.shape[n], data.shape[n]) for n in larger))]
-    return Loops(indices.shape, body, data.dtype, refusal=refusal, needs=needs)
+    for n in range(data.rank):
+        if n != k:
+            needs += _at_most(indices.shape[n], data.shape[n])
+    return Loops(indices.shape, body, data.dtype, refusal=refusal, needs=tuple(dict.fromkeys(needs)))
 
 
-def _fewer(a: Dim, b: Dim) -> bool:
-    return isinstance(a, int) and isinstance(b, int) and a <= b
+def _at_most(a: Dim, b: Dim) -> list[Expr]:
+    """Nothing when a <= b is known, else the comparison the kernel has to make."""
+    need = apply("le", dim_expr(a), dim_expr(b))
+    truth = known(need)
+    if truth is None:
+        return [need]
+    if not truth:
+        raise Unsupported("UN_SHAPE_MISMATCH", f"{a} indices along an axis of {b}")
+    return []
 
 
 # --- space and depth -----------------------------------------------------------------------------------------------

@@ -86,13 +86,20 @@ class Localizer:
             return False
         offset = rest.get((), 0)
         scale = gcd(*(k for m, k in rest.items() if m))
-        lead = max((m for m in unknown if abs(rest[m]) == scale), key=len, default=None)
+        # `N = d + (N + 1) // 2` would never come to an end: what stands inside another atom is no lead.
+        inner = {e for m in rest for atom in m for e in walk(atom) if e is not atom}
+        lead = max((m for m in unknown if abs(rest[m]) == scale and not inner & set(m)), key=len, default=None)
         if lead is None:
             return False
+        # A symbol is never negative. The part without the constant may be (H - 1 of an empty H): then the symbol takes
+        # the constant in, for a dimension as a whole is not.
+        taken = 0 if _never_negative(rest) else offset // scale
         name = sym(f"d{len(self.bindings)}")
-        self.bindings.append(replace(draft, sym=name, scale=scale, offset=offset))
+        self.bindings.append(replace(draft, sym=name, scale=scale, offset=offset - taken * scale))
         sign = 1 if rest[lead] > 0 else -1
         rule = {m: -sign * k // scale for m, k in rest.items() if m and m is not lead}
+        if taken:
+            rule[()] = -sign * taken
         self.rules.append(Rule(lead, (((name,), sign), *rule.items())))
         self.own.add(name)
         self._memo.clear()
@@ -183,6 +190,12 @@ class Localizer:
         if isinstance(atom, Var):
             return self.variables.get(atom, atom)
         return self._rebuilt(atom)
+
+
+def _never_negative(p: Poly) -> bool:
+    """The polynomial without its constant."""
+    low = bounds(from_poly({m: k for m, k in p.items() if m}))[0]
+    return low is not None and low >= 0
 
 
 def _divides(part: Monomial, whole: Monomial) -> bool:

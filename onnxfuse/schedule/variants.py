@@ -82,7 +82,7 @@ class _Rewriter:
 
     def _leaf(self, e: Expr) -> Expr | None:
         if isinstance(e, Var):
-            return var(self.axes[e.axis])
+            return var(self.axes.get(e.axis, e.axis))  # folding may hand over one that is rewritten already
         if isinstance(e, Load):
             return load(self.values[e.source], e.index, e.dtype)
         if isinstance(e, Apply) and e.prim.name == "bcast":

@@ -1,0 +1,167 @@
+"""What tools/fuzz.py found, each as the smallest model that showed it, grouped by kind.
+
+`agrees` optimizes at every mode and runs what comes out without and with its library against onnxruntime.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import onnxfuse
+from onnxfuse.config import FusionMode, VerifyConfig
+from onnxfuse.verify import ort
+from onnxfuse.verify.compare import compare_results
+
+Feeds = dict[str, np.ndarray]
+
+
+def model(text: str, opset: int = 17) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}')
+
+
+def agrees(folder: Path, m: onnx.ModelProto, *feeds: Feeds) -> None:
+    """At every mode, compiled (nothing is refused for a fault of ours), without and with the library."""
+    plain = ort.session(m)
+    expected = [ort.run(plain, f) for f in feeds]
+    for mode in FusionMode:
+        bundle = onnxfuse.optimize(m, fusion_mode=mode, verify=False)
+        assert not [r for r in bundle.plans.refused.values() if r.code == "UN_COMPILE"]
+        written = bundle.save(folder / f"{mode}.onnx")
+        for libraries in ([], [written.library] if written.library else []):
+            session = ort.session(written.model, libraries=libraries)
+            for f, want in zip(feeds, expected, strict=True):
+                reports = compare_results(want, ort.run(session, f), VerifyConfig())
+                assert all(r.ok for r in reports), (mode, libraries, reports)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+# --- an operand that no code loads -----------------------------------------------------------------------------------
+def test_a_mask_of_dropout_reads_nothing_and_still_waits_for_its_operand(tmp_path: Path) -> None:
+    m = model("(float[1,4] x) => (bool[a,b] mask, float[c,d] y) { v = Mul(x, x)  y, mask = Dropout(v) }")
+    agrees(tmp_path, m, {"x": floats(1, 4)})
+
+
+def test_a_comparison_with_itself_reads_nothing(tmp_path: Path) -> None:
+    m = model(
+        """(uint64[N] x, int64[1] end) => (bool[k] y) <int64[1] start = {-2}, int64[1] axis = {0}> {
+        c = Sub(x, x)  t = LessOrEqual(c, c)  s = Slice(t, start, end, axis)  y = And(s, s) }"""
+    )
+    agrees(tmp_path, m, {"x": np.arange(5, dtype=np.uint64), "end": np.array([9])})
+
+
+def test_where_with_equal_branches_does_not_read_its_condition(tmp_path: Path) -> None:
+    m = model(
+        """(float[9] x) => (float[a,b] y) <float one = {1}, int64[2] to = {9, 1}> {
+        r = Relu(x)  e = Equal(r, one)  w = Where(e, r, r)  v = Reshape(w, to)
+        c = Ceil(v)  g = Greater(c, one)  y = Where(g, c, w) }"""
+    )
+    agrees(tmp_path, m, {"x": floats(9)})
+
+
+# --- dimensions ------------------------------------------------------------------------------------------------------
+def test_a_dimension_whose_variable_part_may_be_negative(tmp_path: Path) -> None:
+    # min(max(N - 1, 0), N - 1) + 1 of an empty N: the part before the constant is -1.
+    m = model(
+        """(float[1,N] x) => (int32[a,b] y)
+        <int64[1] start = {-1}, int64[1] end = {-2147483648}, int64[1] axis = {1}, int64[1] step = {-1}> {
+        v = Slice(x, start, end, axis, step)  y = Cast<to = 6>(v) }"""
+    )
+    agrees(tmp_path, m, {"x": floats(1, 0)}, {"x": floats(1, 5)})
+
+
+def test_a_dimension_minus_a_part_of_itself(tmp_path: Path) -> None:
+    # N - (N + 1) // 2 must not be solved for N.
+    m = model(
+        """(float[H,W,N] x) => (float[a,b,c] y) { p, q = Split<axis = 2, num_outputs = 2>(x)
+        s = Abs(q)  y = Mul(q, s) }""",
+        opset=18,
+    )
+    agrees(tmp_path, m, {"x": floats(2, 3, 7)}, {"x": floats(1, 1, 4)})
+
+
+def test_fewer_indices_than_entries_along_the_other_axes_of_gather_elements(tmp_path: Path) -> None:
+    m = model(
+        "(float[N,3] x) => (float[a,b] y) <int64[2,3] at = {0,1,0, 1,0,1}> { y = GatherElements<axis = 1>(x, at) }"
+    )
+    agrees(tmp_path, m, {"x": floats(2, 3)}, {"x": floats(5, 3)})
+
+
+def test_more_indices_than_entries_are_refused_by_the_kernel_too(tmp_path: Path) -> None:
+    m = model(
+        "(float[N,3] x) => (float[a,b] y) <int64[2,3] at = {0,1,0, 1,0,1}> { y = GatherElements<axis = 1>(x, at) }"
+    )
+    written = onnxfuse.optimize(m, verify=False).save(tmp_path / "out.onnx")
+    assert written.library is not None
+    session = ort.session(written.model, libraries=[written.library])
+    with pytest.raises(ort.ORT_ERRORS, match="needs 2 <= d0"):
+        ort.run(session, {"x": floats(1, 3)})
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1, 4), (2, 4), (1, 1)])
+def test_broadcasting_at_run_time_along_a_static_and_a_dynamic_axis(tmp_path: Path, shape: tuple[int, int]) -> None:
+    m = model("(int8[2,S] x, int8[a,b] c) => (bool[o,p] y) { y = Equal(x, c) }")
+    x = np.arange(8, dtype=np.int8).reshape(2, 4)
+    agrees(tmp_path, m, {"x": x, "c": np.ones(shape, np.int8)})
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("op", ["ReduceL2", "ReduceLogSum"])
+def test_roots_and_logarithms_of_integers(tmp_path: Path, op: str, dtype: type) -> None:
+    kind = np.dtype(dtype).name
+    m = model(f"({kind}[N,3] x) => ({kind}[a,b] y) <int64[1] axes = {{1}}> {{ y = {op}(x, axes) }}", opset=18)
+    agrees(tmp_path, m, {"x": np.arange(1, 28).reshape(9, 3).astype(dtype)})
+
+
+def test_lp_pool_over_padded_lines_of_any_length(tmp_path: Path) -> None:
+    # x * x of a guarded x: the guard stands inside the product.
+    m = model('(float[3,N,H] x) => (float[a,b,c] y) { y = LpPool<kernel_shape = [2], auto_pad = "SAME_UPPER">(x) }', 9)
+    agrees(tmp_path, m, {"x": floats(3, 2, 9)}, {"x": floats(3, 1, 1)})
+
+
+# --- the model that is written ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("opset", [7, 8])
+def test_bodies_of_old_opsets_make_integers_from_floats(tmp_path: Path, opset: int) -> None:
+    m = model(
+        """(int64[1,N] x) => (int64[a] y) <int64[1] to = {-1}, int64 big = {9007199254740993}> {
+        r = Reshape(x, to)  y = Add(r, big) }""",
+        opset,
+    )
+    agrees(tmp_path, m, {"x": np.arange(7).reshape(1, 7)})
+
+
+def test_an_op_that_the_specification_took_back_goes_through(tmp_path: Path) -> None:
+    # GroupNormalization is deprecated in opset 18; onnxruntime runs it.
+    m = model(
+        """(float[2,4,3] x) => (float[2,4,3] z) <float[2] s = {1, 2}, float[2] b = {3, 4}> {
+        y = GroupNormalization<num_groups = 2>(x, s, b)  z = Relu(y) }""",
+        opset=18,
+    )
+    agrees(tmp_path, m, {"x": floats(2, 4, 3)})
+
+
+# --- more dimensions -------------------------------------------------------------------------------------------------
+def test_an_output_of_several_that_is_read_for_its_shape_only(tmp_path: Path) -> None:
+    m = model(
+        """(float[2] x) => (float[k] y, int64[n] z) <int64[1] start = {-2}, int64[1] end = {-1}, int64[1] axis = {0},
+        int64[2] parts = {1, 5}> { c = Concat<axis = -1>(x, x, x)  a, b = Split(c, parts)  s = Shape(a)  y = Sin(b)
+        z = Slice(s, start, end, axis) }"""
+    )
+    agrees(tmp_path, m, {"x": floats(2)})
+
+
+@pytest.mark.parametrize("dim", ["N", "1"])
+@pytest.mark.parametrize("attrs", ["kernel_shape = [2], dilations = [2]", "kernel_shape = [3]", "kernel_shape = [2]"])
+@pytest.mark.parametrize("ceil", ["", ", ceil_mode = 1"])
+def test_pools_over_less_than_a_window(tmp_path: Path, dim: str, attrs: str, ceil: str) -> None:
+    # The division that counts windows truncates towards zero: one missing element still gives a window, two do not.
+    m = model(f"(float[1,1,{dim}] x) => (float[a,b,c] y) {{ y = MaxPool<strides = [2], {attrs}{ceil}>(x) }}")
+    agrees(tmp_path, m, {"x": floats(1, 1, 1)})
