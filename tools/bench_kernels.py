@@ -1,6 +1,9 @@
 """Micro-benchmark: one kernel per template against onnxruntime's own operator, one thread, interleaved.
 
-    python tools/bench_kernels.py [--only REGEX] [--rounds N]
+    python tools/bench_kernels.py [--only REGEX] [--rounds N] [--rows]
+
+`--rows` measures what moves memory instead (pointwise functions, softmax and norms, reductions, transpositions, resizes),
+each also against a copy of as many bytes (copy = share of its bandwidth).
 
 Prints the median time of each and the ratio onnxruntime / ours (above 1: ours is faster). The operator runs alone in a
 session with all optimisations, so a convolution pays its layout reorders; the rows therefore also show the node alone,
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
@@ -28,13 +32,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "templ
 from contractions import conv, matmul, pool, random
 
 from onnxfuse.codegen.object import host_features
+from onnxfuse.config import FusionConfig, PrepareConfig
 from onnxfuse.errors import Refusal
+from onnxfuse.frontend.atomize import atomize
+from onnxfuse.frontend.lower import lower
+from onnxfuse.frontend.prepare import prepare
+from onnxfuse.frontend.read import read
+from onnxfuse.fuse import fuse
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Plan, Template
 from onnxfuse.runtime.jit import jit
-from onnxfuse.target import by_name
+from onnxfuse.schedule.kernelize import kernelize
+from onnxfuse.schedule.layout import layout
+from onnxfuse.schedule.plan import plan
+from onnxfuse.target import Target, by_name
 from onnxfuse.templates.gemm import GEMM
 from onnxfuse.templates.window import WINDOW
+from onnxfuse.verify.evaluate import evaluate
 
 NODE_RUNS = 20  # runs of a profiled session
 
@@ -115,6 +129,138 @@ def rows() -> list[Row]:
     out.append(conv_row(240, 14, 240, 5, groups=240, tpl=WINDOW))
     out.append(pool_row(64, 112, 3, 2, 1))
     return out
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An operator (or a few that make one kernel) that is bound by memory."""
+
+    name: str
+    text: str  # nodes in the textual format of ONNX: from x (and constants) to y
+    shape: tuple[int, ...]
+    extra: tuple[tuple[str, tuple[int, ...]], ...] = ()  # further inputs
+
+
+GELU = "d = Constant<value = float {1.4142135}>() q = Div(x, d) e = Erf(q) o = Constant<value = float {1.0}>() "
+GELU += "s = Add(e, o) m = Mul(x, s) h = Constant<value = float {0.5}>() y = Mul(m, h)"
+NORM = "y = LayerNormalization<axis = -1>(x, scale, bias)"
+AFFINE = (("scale", (768,)), ("bias", (768,)))
+FIRST = "u = ReduceMean<axes = [1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes = [1]>(q) "
+FIRST += "e = Constant<value = float {0.00001}>() w = Add(v, e) r = Sqrt(w) y = Div(d, r)"
+
+
+def memory_rows() -> list[Memory]:
+    wide, square = (256, 4096), (1024, 1024)  # 4 MiB: neither in L1 nor in L2
+    unary = ("Relu", "Tanh", "Sigmoid", "Exp", "Log", "Erf", "HardSwish", "Elu", "Softplus", "Sin", "Sqrt", "Abs")
+    out = [Memory(f"{op} 4 MiB", f"y = {op}(x)", wide) for op in unary]
+    out += [Memory(f"{op} 64 KiB", f"y = {op}(x)", (16, 1024)) for op in ("Relu", "Tanh", "Sigmoid", "HardSwish")]
+    out += [
+        Memory("Add 4 MiB", "y = Add(x, b)", wide, (("b", wide),)),
+        Memory("Add row 4 MiB", "y = Add(x, b)", wide, (("b", wide[1:]),)),
+        Memory("Add column 4 MiB", "y = Add(x, b)", wide, (("b", (256, 1)),)),
+        Memory("Gelu 4 MiB", GELU, wide),
+        Memory("Softmax 4096", "y = Softmax<axis = -1>(x)", wide),
+        Memory("Softmax 1000", "y = Softmax<axis = -1>(x)", (1, 1000)),
+        Memory("Softmax 197", "y = Softmax<axis = -1>(x)", (6, 197, 197)),
+        Memory("Softmax axis 1", "y = Softmax<axis = 1>(x)", (1, 64, 16384)),
+        Memory("LogSoftmax 4096", "y = LogSoftmax<axis = -1>(x)", wide),
+        Memory("LogSoftmax 1000", "y = LogSoftmax<axis = -1>(x)", (1, 1000)),
+        Memory("LayerNorm 768", NORM, (1365, 768), AFFINE),
+        Memory("LayerNorm 768 x 64", NORM, (64, 768), AFFINE),
+        Memory("channels-first norm", FIRST, (1, 96, 3136)),
+        Memory("ReduceMean last", "y = ReduceMean<axes = [1]>(x)", square),
+        Memory("ReduceMean first", "y = ReduceMean<axes = [0]>(x)", square),
+        Memory("ReduceSum middle", "a = Constant<value_ints = [1]>() y = ReduceSum(x, a)", (16, 256, 256)),
+        Memory("ReduceMax last", "y = ReduceMax<axes = [1]>(x)", square),
+        Memory("GlobalAveragePool", "y = GlobalAveragePool(x)", (1, 1280, 7, 7)),
+        Memory("ArgMax last", "y = ArgMax<axis = 1>(x)", square),
+        Memory("Transpose 2d", "y = Transpose<perm = [1, 0]>(x)", square),
+        Memory("Transpose heads", "y = Transpose<perm = [0, 2, 1, 3]>(x)", (1, 197, 12, 64)),
+        Memory("Transpose NCHW-NHWC", "y = Transpose<perm = [0, 2, 3, 1]>(x)", (1, 96, 56, 56)),
+        Memory("Transpose NHWC-NCHW", "y = Transpose<perm = [0, 3, 1, 2]>(x)", (1, 56, 56, 96)),
+        Memory("Transpose 3 channels", "y = Transpose<perm = [0, 3, 1, 2]>(x)", (1, 512, 512, 3)),
+        Memory(
+            "Resize nearest 2x",
+            'r = Constant<value = float[4] {1, 1, 2, 2}>() y = Resize<mode = "nearest", '
+            'coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">(x, , r)',
+            (1, 64, 64, 64),
+        ),
+        Memory(
+            "Resize linear 2x",
+            'r = Constant<value = float[4] {1, 1, 2, 2}>() y = Resize<mode = "linear">(x, , r)',
+            (1, 64, 64, 64),
+        ),
+        Memory("Concat", "y = Concat<axis = 1>(x, b)", (8, 64, 1024), (("b", (8, 64, 1024)),)),
+        Memory("Slice", "y = Split<axis = 2>(x)", (8, 64, 2048)),
+        Memory("Clip", "l = Constant<value = float {0.0}>() y = Clip(x, l)", wide),
+        Memory("Where", "z = Constant<value = float {0.0}>() c = Less(x, z) y = Where(c, x, b)", wide, (("b", wide),)),
+    ]
+    return out
+
+
+def model_of(row: Memory) -> onnx.ModelProto:
+    args = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in (("x", row.shape), *row.extra))
+    kind = "int64" if "ArgMax" in row.text else "float"
+    graph = f"g ({args}) => ({kind}[{','.join('abcd'[: len(row.shape)])}] y) {{ {row.text} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {graph}')
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+def plan_of(model: onnx.ModelProto, target: Target) -> Plan | None:
+    """The plan of the one kernel a model becomes; None if it becomes several."""
+    source = read(model)
+    evaluator = lambda node, arrays: evaluate(node, arrays, source.graph.opset, source.graph.imports)  # noqa: E731
+    prepared = prepare(source.graph, PrepareConfig(), evaluator, source.hints)
+    partition = layout(fuse(lower(atomize(prepared.typed)), FusionConfig()), target)
+    plans = plan(kernelize(partition), target).plans
+    return plans[0] if len(plans) == 1 else None
+
+
+def bench_memory(row: Memory, rounds: int, target: Target) -> None:
+    model = model_of(row)
+    made = plan_of(model, target)
+    if made is None:
+        print(f"{row.name:24} is not one kernel")
+        return
+    rng = np.random.default_rng(0)
+    fed = {
+        v.name: rng.random([d.dim_value for d in v.type.tensor_type.shape.dim], np.float32) + 0.1
+        for v in model.graph.input
+    }
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    s = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    binding = s.io_binding()
+    for name, a in fed.items():
+        binding.bind_cpu_input(name, a)
+    want = s.run(None, fed)[0]
+    out = np.empty_like(want)
+    binding.bind_output("y", "cpu", 0, out.dtype, out.shape, out.ctypes.data)
+    code = jit(made, target)  # owns the machine code: must outlive the call
+    names = [v.name for v in model.graph.input]
+    call = code.prepare([fed[n] for n in names][: len(made.kernel.inputs)])
+    call.run()
+    error = float(np.abs(call.finish()[0].reshape(want.shape) - want).max() / (np.abs(want).max() + 1e-30))
+    size = sum(a.nbytes for a in fed.values()) + out.nbytes
+    source, sink = np.ones(size // 8, np.float32), np.ones(size // 8, np.float32)
+    runs: list[Callable[[], object]] = [
+        call.run,
+        lambda: s.run_with_iobinding(binding),
+        lambda: np.copyto(sink, source),
+    ]
+    repeat = [max(1, int(1e-3 / max(once(fn, 3), 1e-7))) for fn in runs]
+    times: list[list[float]] = [[], [], []]
+    for _ in range(rounds):
+        for k, fn in enumerate(runs):
+            times[k].append(once(fn, repeat[k]))
+    ours, other, copy = (min(t) for t in times)
+    print(
+        f"{row.name:24} ours {ours * 1e6:9.1f} us  ort {other * 1e6:9.1f} us  ratio {other / ours:5.2f}"
+        f"  copy {100 * copy / ours:4.0f} %  error {error:.1e}  {made.schedule.vector}",
+        flush=True,
+    )
 
 
 def session(row: Row, arrays: list[np.ndarray], profile: str = "") -> ort.InferenceSession:
@@ -217,7 +363,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="regular expression on the name of the row")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rows", action="store_true", help="what is bound by memory")
     args = parser.parse_args()
+    if args.rows:
+        target = by_name("native", host_features())
+        for memory in (m for m in memory_rows() if re.search(args.only, m.name)):
+            bench_memory(memory, args.rounds, target)
+        return
     for row in rows():
         if re.search(args.only, row.name):
             bench(row, args.rounds)

@@ -7,7 +7,7 @@ a Concat or Pad.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -151,7 +151,7 @@ def _rewrite(
     return Nest(swap(outer), tuple(stages), views)
 
 
-def spread(nest: Nest, axis: Axis, private: set[Value]) -> Nest:
+def spread(nest: Nest, axis: Axis, private: Set[Value]) -> Nest:
     """Every private buffer with one more dimension: an element for each point of an outer axis."""
     views = dict(nest.views)
     cache: dict[Value, Value] = {}
@@ -164,6 +164,46 @@ def spread(nest: Nest, axis: Axis, private: set[Value]) -> Nest:
         return cache[source], (*index, var(axis))
 
     return _rewrite(nest, nest.outer, {}, access, views)
+
+
+def in_place(nest: Nest, private: Set[Value]) -> Nest:
+    """Private rows kept in the output they become: a long row is then in the cache twice instead of three times."""
+    homes: dict[Value, tuple[Value, tuple[Expr, ...], tuple[Axis, ...]]] = {}
+    for stage in nest.stages:
+        for source in dict.fromkeys(ld.source for ld in loads(*stage_roots(stage))):
+            if nest.views.get(source, source) in private and source.tensor.rank:
+                store = _becomes(nest, stage, source)
+                if store is not None:
+                    homes[source] = (store.target, store.index, stage.axes)
+    if len({h[0] for h in homes.values()}) < len(homes):
+        return nest
+
+    def access(source: Value, index: tuple[Expr, ...]) -> tuple[Value, tuple[Expr, ...]]:
+        if source not in homes:
+            return source, index
+        target, place, axes = homes[source]
+        turn = {var(a): i for a, i in zip(axes, index, strict=True)}
+        return target, tuple(substitute(i, turn) for i in place)
+
+    return _rewrite(nest, nest.outer, {}, access, nest.views) if homes else nest
+
+
+def _becomes(nest: Nest, stage: Step, source: Value) -> Store | None:
+    """The store of the stage that may take the private row's place: element for element, and nobody reads it after."""
+    own = tuple(var(a) for a in stage.axes)
+    if stage.reduce is not None or len(stage.stores) != 1 or stage is not nest.stages[-1]:
+        return None
+    (store,) = stage.stores
+    root = nest.views.get(source, source)
+    others = {v for v, home in nest.views.items() if home is root} | {root}
+    everywhere = [ld for s in nest.stages for ld in loads(*stage_roots(s))]
+    here = [ld for ld in loads(*stage_roots(stage)) if ld.source in others]
+    if any(ld.source is not source for ld in everywhere if ld.source in others):
+        return None
+    if any(ld.index != own for ld in here) or source.tensor.dtype is not store.target.tensor.dtype:
+        return None
+    extents = [a.extent for a in stage.axes]
+    return store if all(same(d, e) for d, e in zip(source.tensor.shape, extents, strict=True)) else None
 
 
 def _merge_any(nest: Nest) -> Nest | None:
@@ -426,4 +466,15 @@ def _decided(stage: Step, test: Apply, axis: Axis, at: int) -> Step:
     return _map_stage(stage, partial(substitute, mapping={test: lit(bool(holds), DType.BOOL)}), lambda _: True)
 
 
-__all__ = ["Nest", "Segment", "Step", "segments", "spread", "stage_roots", "stage_stores", "tidy", "turn_roots"]
+__all__ = [
+    "Nest",
+    "Segment",
+    "Step",
+    "in_place",
+    "segments",
+    "spread",
+    "stage_roots",
+    "stage_stores",
+    "tidy",
+    "turn_roots",
+]

@@ -20,7 +20,7 @@ def column_stages(build: Builder, envs: list[Env], spec: Spec, stages: Sequence[
     """Stages in turn, their own axes as loops around all vectors; private buffers have one column a lane."""
     assert spec.axis is not None
     first = envs[0].axes[spec.axis]
-    private = {v: _columns(build, envs[0], v, first, spec) for v in spec.private}
+    private = {v: _columns(build, envs[0], v, first, spec) for v in spec.columns}
     envs = [e.at(buffers=private) for e in envs]
     for stage in stages:
         if stage.axes:
@@ -33,7 +33,7 @@ def _columns(build: Builder, env: Env, v: Value, first: Reg, spec: Spec) -> Buff
     """The memory of a private buffer, with lane `first` of the vector axis in its first column."""
     home = env.buffers[v]
     strides = []
-    step: Expr = dim_expr(spec.columns)
+    step: Expr = dim_expr(spec.width)
     for d in reversed(v.tensor.shape[:-1]):
         strides.append(step)
         step = simplify(step * d)

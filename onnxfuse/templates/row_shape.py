@@ -123,8 +123,9 @@ class Spec:
     masked: bool  # tails by masked vectors; else by a scalar loop
     tile: Tile | None = None
     block: int = BLOCK  # elements of the vector axis in one unit: a multiple of every vector width
-    columns: int = 0  # shape `outer` where stages have axes: columns of a private buffer ...
-    private: tuple[Value, ...] = ()  # ... of which these are there
+    private: tuple[Value, ...] = ()  # buffers of one outer point; rank 0: in registers
+    width: int = 0  # shape `outer` where stages have axes: private buffers have so many columns ...
+    columns: tuple[Value, ...] = ()  # ... under these names
 
 
 def element_bytes(nest: Nest) -> int:

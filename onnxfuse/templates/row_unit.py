@@ -32,7 +32,7 @@ def run_unit(build: Builder, env: Env, spec: Spec, digits: Sequence[Reg]) -> Non
         high = build.imin(build.add(low, spec.block), extent)
 
     def body(envs: list[Env], _part: int, accs: list[Reg], stages: tuple[Step, ...] = spec.nest.stages) -> list[Reg]:
-        if spec.columns:
+        if spec.width:
             column_stages(build, envs, spec, stages)
         else:
             plain_stages(build, envs, stages)

@@ -13,20 +13,21 @@ Work is cut into units (an outer point, and in shape `outer` a block of the vect
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import partial
 
 from onnxfuse.codegen.build import I8, I64, PTR, VOID, Builder, Index, Reg
 from onnxfuse.codegen.scalar_expr import Buffer, Env, contiguous, emit_dim, open_kernel
 from onnxfuse.errors import Refusal
+from onnxfuse.ir.expr import loads
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.ir.types import TensorType
 from onnxfuse.target import Target
-from onnxfuse.templates.nest import Nest, spread, tidy
+from onnxfuse.templates.nest import Nest, in_place, spread, stage_roots, stage_stores, tidy
 from onnxfuse.templates.row_shape import (
     Spec,
     block_of,
@@ -95,12 +96,33 @@ ROWWISE = Rowwise()
 def _spec(kernel: Kernel, nest: Nest, axis: Axis | None, row: bool, lanes: int, unroll: int, target: Target) -> Spec:
     spec = Spec(kernel, nest, axis, row, lanes, unroll, maskable(nest, target), tile_of(nest, axis, lanes))
     spec = replace(spec, block=block_of(nest, axis, lanes, unroll))
-    if axis is None or not any(s.axes for s in nest.stages):
-        return spec
     locals_ = {v.value for v in kernel.locals}
+    if row and _long(kernel, target):
+        nest = in_place(nest, locals_)
+        return replace(spec, nest=nest, private=_used(nest, locals_))
+    if axis is None or not any(s.axes for s in nest.stages):
+        return replace(spec, private=_used(nest, locals_))
     nest = spread(nest, axis, locals_)
-    private = tuple(v for v, home in nest.views.items() if home in locals_ and v.tensor.shape[-1:] == (axis.extent,))
-    return replace(spec, nest=nest, columns=lanes * unroll, private=private)
+    columns = tuple(v for v, home in nest.views.items() if home in locals_ and v.tensor.shape[-1:] == (axis.extent,))
+    return replace(spec, nest=nest, private=_used(nest, locals_), columns=columns, width=lanes * unroll)
+
+
+def _long(kernel: Kernel, target: Target) -> bool:
+    """The private rows would push what they are made of and what becomes of them out of the first cache."""
+    sizes = [v.type.size for v in kernel.locals]
+    if not all(isinstance(s, int) for s in sizes):
+        return True  # unknown: no scratch to ask for at least
+    return (
+        3 * sum(int(v.type.size) * v.type.dtype.bytes for v in kernel.locals if isinstance(v.type.size, int))
+        > target.l1
+    )
+
+
+def _used(nest: Nest, locals_: Set[Value]) -> tuple[Value, ...]:
+    """Private buffers that are still accessed."""
+    touched = [ld.source for s in nest.stages for ld in loads(*stage_roots(s))]
+    touched += [st.target for s in nest.stages for st in stage_stores(s)]
+    return tuple(v for v in dict.fromkeys(nest.views.get(t, t) for t in touched) if v in locals_)
 
 
 # ---- buffers ----
@@ -108,11 +130,11 @@ def _spec(kernel: Kernel, nest: Nest, axis: Axis | None, row: bool, lanes: int, 
 
 def _columns(spec: Spec) -> int:
     """Elements for each element of a private buffer."""
-    return max(spec.columns, 1)
+    return max(spec.width, 1)
 
 
 def _on_stack(spec: Spec) -> bool:
-    sizes = [v.value.tensor for v in spec.kernel.locals]
+    sizes = [v.tensor for v in spec.private]
     return all(t.static for t in sizes) and sum(_static_bytes(t, spec) for t in sizes) <= STACK
 
 
@@ -127,9 +149,9 @@ def _local_bytes(build: Builder, env: Env, spec: Spec) -> Index:
     if _on_stack(spec):
         return 0
     total: Index = 0
-    for v in spec.kernel.locals:
-        if v.type.rank:
-            total = build.add(total, _padded(build, env, v.type, spec))
+    for v in spec.private:
+        if v.tensor.rank:
+            total = build.add(total, _padded(build, env, v.tensor, spec))
     return total
 
 
@@ -140,19 +162,18 @@ def _padded(build: Builder, env: Env, t: TensorType, spec: Spec) -> Index:
 
 
 def _with_locals(build: Builder, env: Env, spec: Spec, scratch: Reg, task: Reg) -> Env:
-    kernel = spec.kernel
     buffers: dict[Value, Buffer] = {}
     stack = _on_stack(spec)
     at: Index = 0 if stack else build.mul(task, _local_bytes(build, env, spec))
-    for v in kernel.locals:
-        if not v.type.rank:
+    for v in spec.private:
+        if not v.tensor.rank:
             continue
         if stack:
-            ptr = build.alloca(I8, max(64, _static_bytes(v.type, spec)))
+            ptr = build.alloca(I8, max(64, _static_bytes(v.tensor, spec)))
         else:
             ptr = build.offset(scratch, at, I8)
-            at = build.add(at, _padded(build, env, v.type, spec))
-        buffers[v.value] = Buffer(ptr, v.type.dtype, contiguous(build, list(v.type.shape)))
+            at = build.add(at, _padded(build, env, v.tensor, spec))
+        buffers[v] = Buffer(ptr, v.tensor.dtype, contiguous(build, list(v.tensor.shape)))
     return env.at(buffers=buffers)
 
 
