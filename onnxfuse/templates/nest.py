@@ -182,7 +182,7 @@ def in_place(nest: Nest, private: Set[Value]) -> Nest:
         if source not in homes:
             return source, index
         target, place, axes = homes[source]
-        turn = {var(a): i for a, i in zip(axes, index, strict=True)}
+        turn: dict[Expr, Expr] = {var(a): i for a, i in zip(axes, index, strict=True)}
         return target, tuple(substitute(i, turn) for i in place)
 
     return _rewrite(nest, nest.outer, {}, access, nest.views) if homes else nest

@@ -12,7 +12,7 @@ from onnxfuse.codegen.generate import emit_module
 from onnxfuse.codegen.object import compile_module
 from onnxfuse.ir import interp
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, acc, apply, cast, i64, lit, load, sym, var, where
+from onnxfuse.ir.expr import Expr, acc, apply, cast, i64, lit, load, loads, sym, var, where
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, Kernel, Local, Stage, Store
 from onnxfuse.ir.loops import Axis, Reduce
@@ -22,7 +22,7 @@ from onnxfuse.ir.simplify import simplify
 from onnxfuse.ir.types import Dim, tensor
 from onnxfuse.runtime.jit import jit
 from onnxfuse.target import TARGETS, Target
-from onnxfuse.templates.nest import tidy
+from onnxfuse.templates.nest import in_place, stage_roots, tidy
 from onnxfuse.templates.rowwise import ROWWISE
 from tests.codegen.machines import MACHINES, V3, undefined
 
@@ -368,6 +368,15 @@ def test_private_rows_too_long_for_the_stack_use_scratch(target, rng):
 def test_exp_and_sum_of_a_softmax_are_one_pass():
     stages = tidy(softmax(3, 40)).stages
     assert [len(s.side) for s in stages] == [0, 1, 0, 0]  # the third finds the reciprocal
+
+
+def test_a_long_softmax_keeps_its_exponentials_in_the_output():
+    k = softmax(3, 4000)
+    e = k.locals[0].value
+    used = lambda nest: {ld.source for s in nest.stages for ld in loads(*stage_roots(s))}  # noqa: E731
+    assert e in used(tidy(k))
+    assert k.outputs[0] in used(in_place(tidy(k), {v.value for v in k.locals}))
+    assert e not in used(in_place(tidy(k), {v.value for v in k.locals}))
 
 
 @pytest.mark.parametrize("target", MACHINES)
