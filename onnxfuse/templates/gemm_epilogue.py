@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onnxfuse.codegen.build import Builder, Index, Reg
-from onnxfuse.codegen.scalar_expr import Env, emit_expr, emit_store
-from onnxfuse.ir.expr import acc
+from onnxfuse.codegen.build import Builder, Index, Reg, Type, mem_type
+from onnxfuse.codegen.scalar_expr import Env, affine, emit_expr, emit_store
+from onnxfuse.ir.expr import Expr, Lit, acc, load, loads, var
 from onnxfuse.templates.estimate import epilogue_cost
 from onnxfuse.templates.gemm_design import Design
 from onnxfuse.templates.gemm_operands import Unit
-from onnxfuse.templates.packing import pieces
+from onnxfuse.templates.packing import flat_of, pieces
 
 UNROLL_COST = 12  # cost of an epilogue that is still unrolled over the rows of a tile
 
@@ -18,6 +18,35 @@ UNROLL_COST = 12  # cost of an epilogue that is still unrolled over the rows of 
 def short(d: Design) -> bool:
     """The epilogue is worth unrolling over a tile."""
     return epilogue_cost(d.c.finish, d.c.stores) <= UNROLL_COST
+
+
+def touch_tile(build: Builder, u: Unit, d: Design, i: Index, j: Index) -> None:
+    """Ask for the lines that the epilogue of a full tile reads and writes, while its sums are still being made.
+
+    Of the elements of a row the last is asked for: the line of the first one came with the tile to the left.
+    """
+    column = d.c.cols.axis
+    assert column is not None
+    streams = _streams(u.env, d)
+    for r in range(d.tile.mr):
+        place = _row(build, u, d, i, r).at({column: build.i64(build.add(j, d.tile.nr - 1))})
+        for base, flat, typ in streams:
+            build.prefetch(build.offset(base, emit_expr(build, place, flat), typ))
+
+
+def _streams(env: Env, d: Design) -> list[tuple[Reg, Expr, Type]]:
+    """(base, offset, type) of what the epilogue reads and writes with unit stride along the columns."""
+    c, out = d.c, []
+    targets = [load(s.target, s.index, s.target.tensor.dtype) for s in c.stores]
+    for e in dict.fromkeys((*loads(c.finish, *(s.value for s in c.stores)), *targets)):
+        if e.source not in env.buffers or c.cols.axis is None:
+            continue
+        flat = flat_of(env, e)
+        across = affine(flat, var(c.cols.axis))
+        down = (flat, None) if c.rows.axis is None else affine(flat, var(c.rows.axis))
+        if across is not None and down is not None and isinstance(across[1], Lit) and across[1].value == 1:
+            out.append((env.buffers[e.source].ptr, flat, mem_type(e.dtype)))
+    return out
 
 
 def finish_tile(build: Builder, u: Unit, d: Design, i: Index, j: Index, sums: list[Reg]) -> None:

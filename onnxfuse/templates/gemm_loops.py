@@ -11,7 +11,7 @@ from onnxfuse.ir.kernel import Kernel
 from onnxfuse.templates.gemm_blocks import Split, shared_area, split
 from onnxfuse.templates.gemm_const import const_base, packed_bytes, with_views
 from onnxfuse.templates.gemm_design import FEW_ROWS, Access, Design
-from onnxfuse.templates.gemm_epilogue import epilogue, finish_tile, short
+from onnxfuse.templates.gemm_epilogue import epilogue, finish_tile, short, touch_tile
 from onnxfuse.templates.gemm_operands import Matrix, Unit, a_block, a_tile, b_block, b_panel
 from onnxfuse.templates.microkernel import Operands, Strides, accumulate, dot_kernel, micro_kernel, thin_kernel
 from onnxfuse.templates.packing import decode
@@ -178,6 +178,7 @@ def _whole_in_registers(
         with then:
             next_a = build.mul(u.split.k, d.tile.mr) if d.a is Access.CONST else None
             x = Operands(a.base, a.row, a.step, b.base, b.step, _ahead(d), next_a)
+            touch_tile(build, u, d, i, j)
             sums = accumulate(build, d.tile, (d.tile.mr, d.tile.nv), _strides(d), x, kc)
             finish_tile(build, u, d, i, j, sums)
         with other:
