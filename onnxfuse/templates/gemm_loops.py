@@ -13,7 +13,17 @@ from onnxfuse.templates.gemm_const import const_base, packed_bytes, with_views
 from onnxfuse.templates.gemm_design import FEW_ROWS, Access, Design
 from onnxfuse.templates.gemm_epilogue import epilogue, finish_tile, short, touch_tile
 from onnxfuse.templates.gemm_operands import Matrix, Unit, a_block, a_tile, b_block, b_panel
-from onnxfuse.templates.microkernel import Operands, Strides, accumulate, dot_kernel, micro_kernel, thin_kernel
+from onnxfuse.templates.microkernel import (
+    UNROLL,
+    Operands,
+    Strides,
+    accumulate,
+    dot_kernel,
+    load_or_zero,
+    micro_kernel,
+    thin_kernel,
+    tile_homes,
+)
 from onnxfuse.templates.packing import decode
 
 Tiles = dict[tuple[int, int], Function]
@@ -130,11 +140,12 @@ def _run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None
                 cols, rows = build.imin(build.sub(u.n1, j), d.tile.nr), build.imin(build.sub(s1, i), d.tile.mr)
                 panel = b_panel(build, u, d, block_b, (j, cols), (k0, kc), build.ir.icmp_signed("==", i, build.i64(s0)))
                 tile = a_tile(build, d, block_a, i, s0, k0, s.k)
-                with _whole_in_registers(build, u, d, tile, panel, (i, rows), (j, cols), kc):
-                    at = home if home is not None else _resting(build, u, d, i, j)
-                    start = build.ir.icmp_signed("==", build.i64(kb), build.i64(0))
+                at = home if home is not None else _resting(build, u, d, i, j)
+                b = build.ir
+                start = b.icmp_signed("==", build.i64(kb), build.i64(0))
+                done = b.icmp_signed("==", build.i64(build.add(kb, 1)), build.i64(s.kblocks))
+                with _in_registers(build, u, d, tile, panel, (i, rows), (j, cols), kc, at, (start, done)):
                     _call_tiles(build, d, tiles, tile, panel, rows, cols, kc, at, start)
-                    done = build.ir.icmp_signed("==", build.i64(build.add(kb, 1)), build.i64(s.kblocks))
                     with build.if_then(done):
                         epilogue(build, u, d, i, rows, j, cols, at)
 
@@ -155,7 +166,7 @@ def _tiles_of(build: Builder, spans: tuple[Span, Span], rows_outer: bool) -> Ite
 
 
 @contextmanager
-def _whole_in_registers(
+def _in_registers(
     build: Builder,
     u: Unit,
     d: Design,
@@ -164,25 +175,64 @@ def _whole_in_registers(
     row: tuple[Index, Index],
     col: tuple[Index, Index],
     kc: Index,
+    at: Reg,
+    ends: tuple[Reg, Reg],
 ) -> Iterator[None]:
-    """Full tiles that one block of K completes go from the registers through a short epilogue; the rest: the body."""
+    """Full tiles go from the registers through a short epilogue after the last block of K; other tiles: the body.
+
+    ends: this is the first, the last block of K. Between blocks the tile rests at `at`.
+    """
     if d.b is Access.DOT or not short(d) or d.tile.mr not in _row_counts(d) or d.tile.nv not in _vector_counts(d):
         yield
         return
-    (i, rows), (j, cols) = row, col
-    checks = [(rows, d.tile.mr), (cols, d.tile.nr), *([] if d.single else [(u.split.kblocks, 1)])]
+    (i, rows), (j, cols), (start, done) = row, col, ends
     whole = build.const(I1, 1)
-    for x, y in checks:
+    for x, y in ((rows, d.tile.mr), (cols, d.tile.nr)):
         whole = build.ir.and_(whole, build.ir.icmp_signed("==", build.i64(x), build.i64(y)))
     with build.if_else(whole, likely=True) as (then, other):
         with then:
             next_a = build.mul(u.split.k, d.tile.mr) if d.a is Access.CONST else None
-            x = Operands(a.base, a.row, a.step, b.base, b.step, _ahead(d), next_a)
-            touch_tile(build, u, d, i, j)
-            sums = accumulate(build, d.tile, (d.tile.mr, d.tile.nv), _strides(d), x, kc)
-            finish_tile(build, u, d, i, j, sums)
+            x = Operands(a.base, a.row, a.step, b.base, b.step, _ahead(d), next_a, _later(build, u, d, a, b, (i, j), kc))
+            shape, homes = (d.tile.mr, d.tile.nv), tile_homes(build, d.tile, at)
+            if d.single:
+                touch_tile(build, u, d, i, j)
+                finish_tile(build, u, d, i, j, accumulate(build, d.tile, shape, _strides(d), x, kc))
+            else:
+                with build.if_then(done):
+                    touch_tile(build, u, d, i, j)
+                kept = load_or_zero(build, homes, start, d.tile)
+                sums = accumulate(build, d.tile, shape, _strides(d), x, kc, kept)
+                with build.if_else(done) as (last, between):
+                    with last:
+                        finish_tile(build, u, d, i, j, sums)
+                    with between:
+                        for total, home in zip(sums, homes, strict=True):
+                            build.store(total, home)
         with other:
             yield
+
+
+def _later(
+    build: Builder, u: Unit, d: Design, a: Matrix, b: Matrix, tile: tuple[Index, Index], kc: Index
+) -> tuple[Reg, Index] | None:
+    """The share of this tile in fetching the packed constants that the loops come to next, from memory into L2.
+
+    They are used by all tiles of a row (or column) of tiles: fetched by the first of them alone, they would be late.
+    """
+    (i, j), s = tile, u.split
+    if d.a is Access.CONST:  # the next sub-block of rows, while the panels of b pass by
+        first, width, ahead = u.n0, d.tile.nr, build.mul(d.ms, s.k)
+        extent, base, at, step = build.sub(u.n1, u.n0), a.base, j, d.tile.mr
+    elif d.b is Access.CONST:  # the next panel, while the rows pass by
+        first, width, ahead = u.m0, d.tile.mr, build.mul(d.tile.nr, s.k)
+        extent, base, at, step = build.imin(build.sub(u.m1, u.m0), d.ms), b.base, i, d.tile.nr
+    else:
+        return None
+    shares = build.ceildiv(extent, width)
+    pace = build.ceildiv(UNROLL * step, build.imax(shares, 1))
+    number = build.umod(build.udiv(build.sub(at, first), width), build.imax(shares, 1))
+    start = build.add(ahead, build.mul(build.mul(number, pace), build.udiv(kc, UNROLL)))
+    return build.offset(base, start, d.typ), pace
 
 
 def _resting(build: Builder, u: Unit, d: Design, i: Index, j: Index) -> Reg:

@@ -21,6 +21,7 @@ from onnxfuse.ir.types import Dim
 from onnxfuse.target import Target
 
 MANY = 1 << 20
+UNROLL = 4  # steps of a loop over k
 CHAINS = 8  # multiply-adds in flight that keep the units busy
 
 
@@ -68,7 +69,7 @@ def tile_for(target: Target, dtype: DType, rows: Dim = MANY, cols: Dim = MANY) -
 
 
 def micro_kernel(
-    build: Builder, tile: Tile, mr: int, nv: int, strides: Strides, unroll: int = 4, ahead: int = 0
+    build: Builder, tile: Tile, mr: int, nv: int, strides: Strides, unroll: int = UNROLL, ahead: int = 0
 ) -> Function:
     """Define the micro-kernel for `mr` rows and `nv` vectors; rows of `c` are `tile.nr` apart.
 
@@ -78,9 +79,8 @@ def micro_kernel(
     with build.function(f"tile.{mr}x{nv}", VOID, args) as fn:
         fn.linkage = "internal"
         a, a_row, a_step, b, b_stride, kc, c, first = fn.args
-        typ = reg_type(tile.dtype)
-        homes = [build.offset(c, i * tile.nr + j * tile.lanes, typ) for i in range(mr) for j in range(nv)]
-        start = _load_or_zero(build, homes, first, build.const(vec(typ, tile.lanes), 0), tile)
+        homes = tile_homes(build, tile, c, mr, nv)
+        start = load_or_zero(build, homes, first, tile)
         x = Operands(a, a_row, a_step, b, b_stride, ahead)
         for total, home in zip(accumulate(build, tile, (mr, nv), strides, x, kc, start, unroll), homes, strict=True):
             build.store(total, home)
@@ -92,6 +92,7 @@ class Operands:
     """What a tile is computed from; strides in elements.
 
     ahead, next_a: distances in elements at which rows of b, and packed panels of a, are prefetched (0, None: not).
+    later: packed elements wanted long after this tile, and by how many of them every `unroll` steps advance.
     """
 
     a: Reg
@@ -101,6 +102,7 @@ class Operands:
     b_stride: Index
     ahead: int = 0
     next_a: Index | None = None
+    later: tuple[Reg, Index] | None = None
 
 
 def accumulate(
@@ -111,7 +113,7 @@ def accumulate(
     x: Operands,
     kc: Index,
     start: list[Reg] | None = None,
-    unroll: int = 4,
+    unroll: int = UNROLL,
 ) -> list[Reg]:
     """The loop over k: the tile's vectors row by row, in registers. Strides that `strides` knows are baked in."""
     mr, nv = shape
@@ -145,6 +147,9 @@ def accumulate(
             group = build.offset(x.a, build.add(x.next_a, build.mul(it.index, a_step)), typ)
             for line in range(0, unroll * mr, 64 // tile.dtype.bytes):
                 build.prefetch(build.offset(group, line, typ))
+        if x.later is not None:
+            start, pace = x.later
+            build.prefetch(build.offset(start, build.mul(build.udiv(it.index, unroll), pace), typ), locality=2)
         it.next = [v for part in acc for v in part]
     parts = [it.results[s : s + len(first)] for s in range(0, len(it.results), len(first))]
     if isinstance(kc, int) and kc % unroll == 0:
@@ -270,9 +275,16 @@ def _multiply_add(build: Builder, dtype: DType, a: Reg, b: Reg, c: Reg) -> Reg:
     return build.ir.add(build.ir.mul(a, b), c)
 
 
-def _load_or_zero(build: Builder, homes: list[Reg], first: Reg, zero: Reg, tile: Tile) -> list[Reg]:
+def tile_homes(build: Builder, tile: Tile, at: Reg, mr: int = 0, nv: int = 0) -> list[Reg]:
+    """Where the vectors of a tile rest between blocks of K."""
+    typ, rows, cols = reg_type(tile.dtype), mr or tile.mr, nv or tile.nv
+    return [build.offset(at, i * tile.nr + j * tile.lanes, typ) for i in range(rows) for j in range(cols)]
+
+
+def load_or_zero(build: Builder, homes: list[Reg], first: Reg, tile: Tile) -> list[Reg]:
     """The accumulators of the previous block of K, or zero in the first block."""
     b = build.ir
+    zero = build.const(vec(reg_type(tile.dtype), tile.lanes), 0)
     before = b.block
     resume, go = b.append_basic_block("resume"), b.append_basic_block("go")
     b.cbranch(first, go, resume)
