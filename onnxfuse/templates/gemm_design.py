@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import gcd
 
 from onnxfuse.analysis.roles import Contraction, affine
 from onnxfuse.codegen.build import Type, reg_type
-from onnxfuse.ir.expr import Expr, Load, axes_of, loads, syms_of
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Apply, Expr, Load, axes_of, loads, syms_of, walk
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.types import Dim
@@ -16,9 +16,7 @@ from onnxfuse.target import Target
 from onnxfuse.templates.microkernel import Tile, tile_for
 
 FEW_ROWS = 4  # products bound by reading b
-MANY_ROWS = 256  # rows from which packing b costs next to nothing
-SHALLOW = 256  # depth up to which a panel of b that is spread over many pages is read in place
-FRIENDLY = 1 << 16  # depth * gcd(row of b, 4096 bytes) up to which b is read in place
+STREAM_COST = 8  # cost of operations on b up to which a tile evaluates it while it multiplies
 
 
 class Access(StrEnum):
@@ -30,6 +28,7 @@ class Access(StrEnum):
     COLUMNS    a: packed per block, rows of m (m is the vector axis)
     TRANSPOSE  b: packed per block by transposing registers (k has unit stride)
     DOT        b: read in place along k, for few rows (k has unit stride in a as well)
+    PANEL      b: evaluated in place by the first tile of each panel, which leaves it packed for the tiles below
     """
 
     CONST = "const"
@@ -38,6 +37,7 @@ class Access(StrEnum):
     COLUMNS = "columns"
     TRANSPOSE = "transpose"
     DOT = "dot"
+    PANEL = "panel"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +131,7 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     a, b = _access_a(c, kernel), _access_b(c, kernel)
     if b is Access.TRANSPOSE and a is Access.DIRECT and _few(c.rows.extent) and tile.lanes > 1:
         b, tile = Access.DOT, replace(tile, nv=1)
-    kc, nc, mc, ms = _limits(a, b, c.rows.extent)
+    kc, nc, mc, ms = _limits(a, b, c.rows.extent, c.depth)
     scale = 4 / c.acc.bytes
     kc = int(kc * scale)
     nc = -(-int(nc * scale) // tile.nr) * tile.nr
@@ -150,7 +150,7 @@ def _few(rows: Dim) -> bool:
     return isinstance(rows, int) and rows <= FEW_ROWS
 
 
-def _limits(a: Access, b: Access, rows: Dim) -> tuple[int, int, int, int]:
+def _limits(a: Access, b: Access, rows: Dim, depth: Dim) -> tuple[int, int, int, int]:
     """(KC, NC, MC, MS) in elements of four bytes.
 
     A packed element of a is used NC times, one of b MC times; tiles at rest take MC * NC. A packed block of b and MS
@@ -158,8 +158,11 @@ def _limits(a: Access, b: Access, rows: Dim) -> tuple[int, int, int, int]:
     """
     if b is Access.DIRECT and _few(rows):
         return 8, 4096, 96, 96  # bound by reading b: few rows of it at a time, along their whole length
+    if b is Access.PANEL:
+        return 384, 256, 192, 96
     if b in (Access.CONST, Access.DIRECT, Access.DOT):
-        return (512 if a in (Access.ROWS, Access.COLUMNS) else 768), 384, 192, 96
+        whole = not isinstance(depth, int) or depth <= 768
+        return (512 if a in (Access.ROWS, Access.COLUMNS) else 768 if whole else 384), 384, 192, 96
     if a is Access.CONST:
         return 384, 96, 384, 96
     return 256, 256, 384, 96
@@ -215,25 +218,24 @@ def _access_a(c: Contraction, kernel: Kernel) -> Access:
 def _access_b(c: Contraction, kernel: Kernel) -> Access:
     if _is_const(c.b, c, kernel):
         return Access.CONST
+    rows = c.rows.extent
+    few = isinstance(rows, int) and rows <= 16
     ld = _plain(c.b, c, c.cols.factor)
     if ld is None or not _linear(ld, c.cols.axis, c.k[0]):
-        return Access.ROWS
+        return Access.PANEL if _streams(c) and not few else Access.ROWS
     if _unit(ld, c.cols.axis):
-        rows = c.rows.extent
-        few = isinstance(rows, int) and (rows <= 16 or (rows <= MANY_ROWS and _friendly(ld, c)))
-        return Access.DIRECT if few else Access.ROWS
+        return Access.DIRECT if few else Access.PANEL
     return Access.TRANSPOSE if _unit(ld, c.k[0]) else Access.ROWS
 
 
-def _friendly(e: Load, c: Contraction) -> bool:
-    """Rows of b that follow each other along k do not crowd into a few sets of the cache."""
-    shape, step = e.source.tensor.shape, 0
-    size: int | None = 1  # of one step in this dimension; None: known at run time
-    for i, extent in zip(reversed(e.index), reversed(shape), strict=True):
-        slope = affine(i, c.k[0])
-        if slope is None or (slope and size is None):
-            return False
-        step += slope * (size or 0)
-        size = size * extent if size is not None and isinstance(extent, int) else None
-    nbytes = abs(step) * c.acc.bytes
-    return isinstance(c.depth, int) and c.depth <= SHALLOW and c.depth * gcd(nbytes, 4096) <= FRIENDLY
+def _streams(c: Contraction) -> bool:
+    """The factor b is a few operations on loads that have unit stride along the columns, or do not depend on them."""
+    if len(c.k) != 1 or not c.cols.factor or c.cols.axis is None:
+        return False
+    operations = [e for e in walk(c.b) if isinstance(e, Apply) and e.dtype is not DType.I64]
+    if sum(e.prim.cost for e in operations) > STREAM_COST or any(e.prim.name in ("where", "bcast") for e in operations):
+        return False
+    reads = loads(c.b)
+    return any(_unit(r, c.cols.axis) for r in reads) and all(
+        _linear(r, c.cols.axis, c.k[0]) and (_unit(r, c.cols.axis) or c.cols.axis not in axes_of(r)) for r in reads
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from onnxfuse.codegen.build import I1, I64, PTR, VOID, Builder, Function, Index, Reg
 from onnxfuse.codegen.scalar_expr import Env, open_kernel
@@ -12,7 +13,7 @@ from onnxfuse.templates.gemm_blocks import Split, shared_area, split
 from onnxfuse.templates.gemm_const import const_base, packed_bytes, with_views
 from onnxfuse.templates.gemm_design import FEW_ROWS, Access, Design
 from onnxfuse.templates.gemm_epilogue import epilogue, finish_tile, short, touch_tile
-from onnxfuse.templates.gemm_operands import Matrix, Unit, a_block, a_tile, b_block, b_panel
+from onnxfuse.templates.gemm_operands import Matrix, Unit, a_block, a_tile, b_block, b_panel, pack_panel, panel_reader
 from onnxfuse.templates.microkernel import (
     UNROLL,
     Operands,
@@ -77,7 +78,7 @@ def _strides(d: Design) -> Strides:
         a_row, a_step = 1, d.a_row
     else:
         a_row, a_step = None, None
-    b_stride = {Access.CONST: d.tile.nr, Access.DIRECT: None}.get(d.b, d.b_row)
+    b_stride = {Access.CONST: d.tile.nr, Access.PANEL: d.tile.nr, Access.DIRECT: None}.get(d.b, d.b_row)
     return Strides(a_row, a_step, b_stride)
 
 
@@ -138,13 +139,17 @@ def _run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None
             spans = ((u.n0, u.n1, d.tile.nr), (s0, s1, d.tile.mr))
             with _tiles_of(build, spans, d.rows_outer) as (j, i):
                 cols, rows = build.imin(build.sub(u.n1, j), d.tile.nr), build.imin(build.sub(s1, i), d.tile.mr)
-                panel = b_panel(build, u, d, block_b, (j, cols), (k0, kc), build.ir.icmp_signed("==", i, build.i64(s0)))
+                first = build.ir.icmp_signed("==", i, build.i64(s0))
+                panel = b_panel(build, u, d, block_b, (j, cols), (k0, kc), first)
                 tile = a_tile(build, d, block_a, i, s0, k0, s.k)
                 at = home if home is not None else _resting(build, u, d, i, j)
                 b = build.ir
                 start = b.icmp_signed("==", build.i64(kb), build.i64(0))
                 done = b.icmp_signed("==", build.i64(build.add(kb, 1)), build.i64(s.kblocks))
-                with _in_registers(build, u, d, tile, panel, (i, rows), (j, cols), kc, at, (start, done)):
+                with _in_registers(build, u, d, tile, panel, (i, rows), (j, cols), (k0, kc), at, (start, done), first):
+                    if d.b is Access.PANEL:
+                        with build.if_then(first):
+                            pack_panel(build, u, d, (j, cols), (k0, kc))
                     _call_tiles(build, d, tiles, tile, panel, rows, cols, kc, at, start)
                     with build.if_then(done):
                         epilogue(build, u, d, i, rows, j, cols, at)
@@ -174,34 +179,38 @@ def _in_registers(
     b: Matrix,
     row: tuple[Index, Index],
     col: tuple[Index, Index],
-    kc: Index,
+    depth: tuple[Index, Index],
     at: Reg,
     ends: tuple[Reg, Reg],
+    first: Reg,
 ) -> Iterator[None]:
     """Full tiles go from the registers through a short epilogue after the last block of K; other tiles: the body.
 
     ends: this is the first, the last block of K. Between blocks the tile rests at `at`.
+    first: this is the first tile of its panel.
     """
     if d.b is Access.DOT or not short(d) or d.tile.mr not in _row_counts(d) or d.tile.nv not in _vector_counts(d):
         yield
         return
-    (i, rows), (j, cols), (start, done) = row, col, ends
+    (i, rows), (j, cols), (k0, kc), (start, done) = row, col, depth, ends
     whole = build.const(I1, 1)
     for x, y in ((rows, d.tile.mr), (cols, d.tile.nr)):
         whole = build.ir.and_(whole, build.ir.icmp_signed("==", build.i64(x), build.i64(y)))
     with build.if_else(whole, likely=True) as (then, other):
         with then:
             next_a = build.mul(u.split.k, d.tile.mr) if d.a is Access.CONST else None
-            x = Operands(a.base, a.row, a.step, b.base, b.step, _ahead(d), next_a, _later(build, u, d, a, b, (i, j), kc))
-            shape, homes = (d.tile.mr, d.tile.nv), tile_homes(build, d.tile, at)
+            x = Operands(
+                a.base, a.row, a.step, b.base, b.step, _ahead(d), next_a, _later(build, u, d, a, b, (i, j), kc)
+            )
+            homes = tile_homes(build, d.tile, at)
+            read = panel_reader(build, u, d, j, k0) if d.b is Access.PANEL else None
             if d.single:
                 touch_tile(build, u, d, i, j)
-                finish_tile(build, u, d, i, j, accumulate(build, d.tile, shape, _strides(d), x, kc))
+                finish_tile(build, u, d, i, j, _sums(build, d, x, kc, None, first, read))
             else:
                 with build.if_then(done):
                     touch_tile(build, u, d, i, j)
-                kept = load_or_zero(build, homes, start, d.tile)
-                sums = accumulate(build, d.tile, shape, _strides(d), x, kc, kept)
+                sums = _sums(build, d, x, kc, load_or_zero(build, homes, start, d.tile), first, read)
                 with build.if_else(done) as (last, between):
                     with last:
                         finish_tile(build, u, d, i, j, sums)
@@ -210,6 +219,33 @@ def _in_registers(
                             build.store(total, home)
         with other:
             yield
+
+
+def _sums(
+    build: Builder,
+    d: Design,
+    x: Operands,
+    kc: Index,
+    kept: list[Reg] | None,
+    first: Reg,
+    read: Callable[[Index], list[Reg]] | None,
+) -> list[Reg]:
+    """The sums of a full tile; with `read`, the first tile of a panel gets its columns so."""
+    shape, strides = (d.tile.mr, d.tile.nv), _strides(d)
+    if read is None:
+        return accumulate(build, d.tile, shape, strides, x, kc, kept)
+    ends = []
+    with build.if_else(first, likely=False) as branches:
+        for branch, operands in zip(branches, (replace(x, read=read), x), strict=True):
+            with branch:
+                ends.append((accumulate(build, d.tile, shape, strides, operands, kc, kept), build.ir.block))
+    out = []
+    for k, value in enumerate(ends[0][0]):
+        phi = build.ir.phi(value.type)
+        for sums, block in ends:
+            phi.add_incoming(sums[k], block)
+        out.append(phi)
+    return out
 
 
 def _later(

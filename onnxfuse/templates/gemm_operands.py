@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from onnxfuse.analysis.roles import Contraction
-from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg, reg_type
+from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg, mem_type, reg_type
 from onnxfuse.codegen.scalar_expr import Env, emit_expr, open_kernel
 from onnxfuse.codegen.scalar_expr import affine as split_affine
-from onnxfuse.ir.expr import Lit, Load, var
+from onnxfuse.ir.expr import Lit, Load, axes_of, loads, var
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
 from onnxfuse.templates.gemm_blocks import Split
@@ -127,6 +128,8 @@ def b_block(build: Builder, u: Unit, d: Design, kb: Index, k0: Index, kc: Index,
     c = d.c
     if d.b is Access.CONST:
         return Matrix(u.packed_b, 1, d.tile.nr)
+    if d.b is Access.PANEL:
+        return Matrix(u.scratch_b, 1, d.tile.nr)
     if block is None:
         assert isinstance(c.b, Load)
         return _in_place(build, u.env, c.b, c.cols.axis, c.k[0])
@@ -155,6 +158,8 @@ def b_panel(
     if d.b is Access.CONST:
         at = build.add(build.mul(j, u.split.k), build.mul(k0, d.tile.nr))
         return replace(b, base=build.offset(b.base, at, d.typ))
+    if d.b is Access.PANEL:
+        return b
     if d.b not in (Access.DIRECT, Access.DOT):
         return replace(b, base=build.offset(b.base, build.sub(j, u.n0), d.typ))
     at = _shift(build, d, b, j, k0)
@@ -170,3 +175,32 @@ def b_panel(
     if d.b is Access.DOT:
         return replace(b, base=base, row=build.ir.select(partial, build.i64(width), build.i64(b.row)))
     return replace(b, base=base, step=build.ir.select(partial, build.i64(width), build.i64(b.step)))
+
+
+def pack_panel(build: Builder, u: Unit, d: Design, col: tuple[Index, Index], depth: tuple[Index, Index]) -> None:
+    """One panel of b into scratch, of any width."""
+    lines = Line(d.c.k, *depth), Line(_own(d.c, "b"), *col)
+    pack_block(build, u.env, d.c.b, *lines, u.scratch_b, d.tile.nr, d.tile.lanes)
+
+
+def panel_reader(build: Builder, u: Unit, d: Design, j: Index, k0: Index) -> Callable[[Index], list[Reg]]:
+    """Reads the columns of a full panel at a step of k, and packs them; asks for what the next panel reads."""
+    c, lanes = d.c, d.tile.lanes
+    x = c.cols.axis
+    assert x is not None
+    streams = [e for e in loads(c.b) if x in axes_of(e)]
+
+    def read(k: Index) -> list[Reg]:
+        env = u.env.at({c.k[0]: build.i64(build.add(k0, k))})
+        out = []
+        for v in range(0, d.tile.nr, lanes):
+            here = env.at({x: build.i64(build.add(j, v))}).vector(x, lanes)
+            out.append(build.widen(emit_expr(build, here, c.b), lanes))
+            build.store(out[-1], build.offset(u.scratch_b, build.add(build.mul(k, d.tile.nr), v), d.typ))
+        there = env.at({x: build.i64(build.add(j, d.tile.nr))})
+        for e in streams:
+            flat = emit_expr(build, there, flat_of(u.env, e))
+            build.prefetch(build.offset(u.env.buffers[e.source].ptr, flat, mem_type(e.dtype)), locality=2)
+        return out
+
+    return read

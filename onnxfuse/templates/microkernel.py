@@ -13,6 +13,7 @@ read unless `first`, always written. Strides known at compile time are baked int
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxfuse.codegen.build import I1, I64, PTR, VOID, Builder, Function, Index, Reg, reg_type, vec
@@ -93,6 +94,7 @@ class Operands:
 
     ahead, next_a: distances in elements at which rows of b, and packed panels of a, are prefetched (0, None: not).
     later: packed elements wanted long after this tile, and by how many of them every `unroll` steps advance.
+    read: gives the vectors of b at a step of k, in place of loads.
     """
 
     a: Reg
@@ -103,6 +105,7 @@ class Operands:
     ahead: int = 0
     next_a: Index | None = None
     later: tuple[Reg, Index] | None = None
+    read: Callable[[Index], list[Reg]] | None = None
 
 
 def accumulate(
@@ -126,7 +129,10 @@ def accumulate(
 
     def step(k: Index, acc: list[Reg]) -> list[Reg]:
         row = build.offset(x.b, build.mul(k, b_stride), typ)
-        bs = [build.load(build.offset(row, j * tile.lanes, typ), typ, tile.lanes) for j in range(nv)]
+        if x.read is not None:
+            bs = x.read(k)
+        else:
+            bs = [build.load(build.offset(row, j * tile.lanes, typ), typ, tile.lanes) for j in range(nv)]
         if x.ahead:
             build.prefetch(build.offset(row, x.ahead, typ))
         column = build.offset(x.a, build.mul(k, a_step), typ)
