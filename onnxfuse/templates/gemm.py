@@ -82,11 +82,11 @@ class Gemm:
         d = replace(d, shared=shares(build, d))
         packs = Access.CONST in (d.a, d.b)
         tiles = emit_tiles(build, d)
-        block = emit_block_b(build, kernel, d) if d.packs_b else None
+        block = emit_block_b(build, kernel, d) if d.packs_b or d.b is Access.PANEL else None
         if packs:
             emit_pack(build, kernel, d)
         main = 0
-        if block is not None and d.shared is not False:
+        if block is not None and d.packs_b and d.shared is not False:
             emit_share(build, kernel, d, block)
             main = 1
         emit_tasks(build, kernel, d, main)

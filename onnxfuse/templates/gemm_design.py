@@ -84,6 +84,8 @@ class Design:
     @property
     def b_row(self) -> int:
         """Row length of a packed block of b: an odd number of cache lines, so that a panel fills all sets of L1."""
+        if self.b is Access.PANEL:
+            return self.tile.nr
         lines = -(-self.nc * self.c.acc.bytes // 64)
         return (lines + 1 + lines % 2) * 64 // self.c.acc.bytes
 

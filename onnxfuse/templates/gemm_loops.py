@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from onnxfuse.codegen.build import I1, I64, PTR, VOID, Builder, Function, Index, Reg
+from onnxfuse.codegen.build import I1, I8, I64, PTR, VOID, Builder, Function, Index, Reg
 from onnxfuse.codegen.scalar_expr import Env, open_kernel
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.templates.gemm_blocks import Split, shared_area, split
@@ -15,7 +15,6 @@ from onnxfuse.templates.gemm_design import FEW_ROWS, Access, Design
 from onnxfuse.templates.gemm_epilogue import epilogue, finish_tile, short, touch_tile
 from onnxfuse.templates.gemm_operands import Matrix, Unit, a_block, a_tile, b_block, b_panel, pack_panel, panel_reader
 from onnxfuse.templates.microkernel import (
-    UNROLL,
     Operands,
     Strides,
     accumulate,
@@ -147,9 +146,9 @@ def _run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None
                 start = b.icmp_signed("==", build.i64(kb), build.i64(0))
                 done = b.icmp_signed("==", build.i64(build.add(kb, 1)), build.i64(s.kblocks))
                 with _in_registers(build, u, d, tile, panel, (i, rows), (j, cols), (k0, kc), at, (start, done), first):
-                    if d.b is Access.PANEL:
+                    if d.b is Access.PANEL and block is not None:
                         with build.if_then(first):
-                            pack_panel(build, u, d, (j, cols), (k0, kc))
+                            pack_panel(build, u, block, (j, cols), (k0, kc))
                     _call_tiles(build, d, tiles, tile, panel, rows, cols, kc, at, start)
                     with build.if_then(done):
                         epilogue(build, u, d, i, rows, j, cols, at)
@@ -265,10 +264,10 @@ def _later(
     else:
         return None
     shares = build.ceildiv(extent, width)
-    pace = build.ceildiv(UNROLL * step, build.imax(shares, 1))
+    pace = build.ceildiv(step * d.c.acc.bytes, build.imax(shares, 1))
     number = build.umod(build.udiv(build.sub(at, first), width), build.imax(shares, 1))
-    start = build.add(ahead, build.mul(build.mul(number, pace), build.udiv(kc, UNROLL)))
-    return build.offset(base, start, d.typ), pace
+    start = build.add(build.mul(ahead, d.c.acc.bytes), build.mul(build.mul(number, pace), kc))
+    return build.offset(base, start, I8), pace
 
 
 def _resting(build: Builder, u: Unit, d: Design, i: Index, j: Index) -> Reg:

@@ -80,6 +80,8 @@ def emit_block_b(build: Builder, kernel: Kernel, d: Design) -> Function:
     c = d.c
     with build.function("block", VOID, [PTR, PTR, I64, I64, I64, I64, I64, PTR]) as fn:
         fn.linkage = "internal"
+        if d.b is Access.PANEL:
+            fn.attributes.add("noinline")  # its masks would take registers in the loop over tiles
         env_ptr, bufs, point, n0, n1, k0, kc, dst = fn.args
         env = with_views(open_kernel(build, kernel, env_ptr, bufs), c)
         place = env.at(decode(build, env, c.batch, point))
@@ -177,10 +179,12 @@ def b_panel(
     return replace(b, base=base, step=build.ir.select(partial, build.i64(width), build.i64(b.step)))
 
 
-def pack_panel(build: Builder, u: Unit, d: Design, col: tuple[Index, Index], depth: tuple[Index, Index]) -> None:
+def pack_panel(build: Builder, u: Unit, block: Function, col: tuple[Index, Index], depth: tuple[Index, Index]) -> None:
     """One panel of b into scratch, of any width."""
-    lines = Line(d.c.k, *depth), Line(_own(d.c, "b"), *col)
-    pack_block(build, u.env, d.c.b, *lines, u.scratch_b, d.tile.nr, d.tile.lanes)
+    j, cols = col
+    build.ir.call(
+        block, [u.env_ptr, u.bufs, *(build.i64(x) for x in (u.point, j, build.add(j, cols), *depth)), u.scratch_b]
+    )
 
 
 def panel_reader(build: Builder, u: Unit, d: Design, j: Index, k0: Index) -> Callable[[Index], list[Reg]]:

@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from onnxfuse.codegen.build import I1, I64, PTR, VOID, Builder, Function, Index, Reg, reg_type, vec
+from onnxfuse.codegen.build import I1, I8, I64, PTR, VOID, Builder, Function, Index, Reg, reg_type, vec
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.types import Dim
 from onnxfuse.target import Target
 
 MANY = 1 << 20
-UNROLL = 4  # steps of a loop over k
 CHAINS = 8  # multiply-adds in flight that keep the units busy
 
 
@@ -70,7 +69,7 @@ def tile_for(target: Target, dtype: DType, rows: Dim = MANY, cols: Dim = MANY) -
 
 
 def micro_kernel(
-    build: Builder, tile: Tile, mr: int, nv: int, strides: Strides, unroll: int = UNROLL, ahead: int = 0
+    build: Builder, tile: Tile, mr: int, nv: int, strides: Strides, unroll: int = 4, ahead: int = 0
 ) -> Function:
     """Define the micro-kernel for `mr` rows and `nv` vectors; rows of `c` are `tile.nr` apart.
 
@@ -79,6 +78,7 @@ def micro_kernel(
     args = (PTR, I64, I64, PTR, I64, I64, PTR, I1)
     with build.function(f"tile.{mr}x{nv}", VOID, args) as fn:
         fn.linkage = "internal"
+        fn.attributes.add("noinline")  # inlined, the resting tile would be kept in registers around loops over tiles
         a, a_row, a_step, b, b_stride, kc, c, first = fn.args
         homes = tile_homes(build, tile, c, mr, nv)
         start = load_or_zero(build, homes, first, tile)
@@ -93,7 +93,7 @@ class Operands:
     """What a tile is computed from; strides in elements.
 
     ahead, next_a: distances in elements at which rows of b, and packed panels of a, are prefetched (0, None: not).
-    later: packed elements wanted long after this tile, and by how many of them every `unroll` steps advance.
+    later: where packed constants lie that are wanted long after this tile, and bytes of them to fetch in every step.
     read: gives the vectors of b at a step of k, in place of loads.
     """
 
@@ -116,7 +116,7 @@ def accumulate(
     x: Operands,
     kc: Index,
     start: list[Reg] | None = None,
-    unroll: int = UNROLL,
+    unroll: int = 4,
 ) -> list[Reg]:
     """The loop over k: the tile's vectors row by row, in registers. Strides that `strides` knows are baked in."""
     mr, nv = shape
@@ -155,7 +155,7 @@ def accumulate(
                 build.prefetch(build.offset(group, line, typ))
         if x.later is not None:
             start, pace = x.later
-            build.prefetch(build.offset(start, build.mul(build.udiv(it.index, unroll), pace), typ), locality=2)
+            build.prefetch(build.offset(start, build.mul(it.index, pace), I8), locality=2)
         it.next = [v for part in acc for v in part]
     parts = [it.results[s : s + len(first)] for s in range(0, len(it.results), len(first))]
     if isinstance(kc, int) and kc % unroll == 0:
@@ -173,6 +173,7 @@ def thin_kernel(build: Builder, tile: Tile, mr: int, cols: int, strides: Strides
     args = (PTR, I64, I64, PTR, I64, I64, PTR, I1)
     with build.function(f"thin.{mr}x{cols}", VOID, args) as fn:
         fn.linkage = "internal"
+        fn.attributes.add("noinline")  # inlined, the resting tile would be kept in registers around loops over tiles
         a, _, a_step_arg, b, b_step_arg, kc, c, first = fn.args
         typ, lanes = reg_type(tile.dtype), tile.lanes
         a_step = a_step_arg if strides.a_step is None else strides.a_step
