@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 
 from onnxfuse.errors import UsageError
@@ -16,6 +17,7 @@ class Target:
     features      LLVM feature strings that must be on; the library checks them at load
     vector_bits   widest useful vector; vector_regs how many such registers
     l1, l2        bytes of data cache per core
+    cores         how many are to be kept busy: work is split for them, results do not depend on it
     peak, bw      FLOP/s (f32, one core) and bytes/s (memory, one core): for the cost model, rough
     """
 
@@ -27,7 +29,7 @@ class Target:
     vector_regs: int
     l1: int = 32 * KIB
     l2: int = 512 * KIB
-    cores: int = 2
+    cores: int = 8
     peak: float = 1.0e11
     bw: float = 1.5e10
 
@@ -59,7 +61,7 @@ def by_name(name: str, host_features: frozenset[str] = frozenset()) -> Target:
         fitting = [t for t in TARGETS if t.triple == _LINUX and set(t.features) <= host_features]
         if not fitting:
             raise UsageError("E_TARGET", "this CPU is older than x86-64-v2", hint="use --target-cpu with another name")
-        return fitting[-1]
+        return with_cores(fitting[-1], os.cpu_count() or fitting[-1].cores)
     for t in TARGETS:
         if t.name == name:
             return t
@@ -68,5 +70,5 @@ def by_name(name: str, host_features: frozenset[str] = frozenset()) -> Target:
 
 
 def with_cores(target: Target, cores: int) -> Target:
-    """The same target with another number of cores (cost model only)."""
+    """The same target with another number of cores."""
     return replace(target, cores=cores)

@@ -10,23 +10,24 @@ from dataclasses import dataclass
 from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg
 from onnxfuse.codegen.scalar_expr import Env, emit_dim, open_kernel
 from onnxfuse.ir.kernel import Kernel
-from onnxfuse.templates.gemm_design import Access, Design
+from onnxfuse.templates.gemm_design import SPREAD, Access, Design
 
 TASK_WORK = 1 << 19  # products worth a task: about 10 us
 MAX_TASKS = 16  # bounds the scratch: each task has its own slice
 NARROW = 96  # columns that are not split for the sake of parallelism
-SPREAD = 8  # units wanted before rows are split for the sake of parallelism
+UNIT_WORK = 1 << 22  # products a unit should have at least where splitting costs: about 80 us
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Sizes of one call. mc, nc, kc: what the blocks are, evened out below the limits of the design."""
+    """Sizes of one call. mc, ms, nc, kc: what the blocks are, evened out below the limits of the design."""
 
     m: Index
     n: Index
     k: Index
     nc: Index
     mc: Index
+    ms: Index
     kc: Index
     nblocks: Index
     mblocks: Index
@@ -47,17 +48,27 @@ def split(build: Builder, env: Env, d: Design) -> Split:
     work = build.mul(build.mul(batch, build.mul(m, n)), build.imax(k, 1))
     worth = build.add(build.udiv(work, TASK_WORK), 1)
     nblocks = build.ceildiv(n, d.nc)
-    if d.a not in (Access.ROWS, Access.COLUMNS):  # another block of columns costs nothing but reading a again
+    if d.b is Access.PANEL:
+        large = build.imin(build.udiv(work, d.spread * UNIT_WORK), 1)
+        wanted = build.imin(build.mul(build.add(large, 1), d.spread // 2), worth)
+        wanted = build.ceildiv(wanted, build.imax(batch, 1))
+        nblocks = build.imax(nblocks, _square(build, d.spread, wanted, m, n))
+    elif d.a not in (Access.ROWS, Access.COLUMNS):  # another block of columns costs nothing but reading a again
         wanted = build.imin(build.udiv(SPREAD, build.imax(batch, 1)), build.imin(worth, build.udiv(n, NARROW)))
         nblocks = build.imax(nblocks, wanted)
     nc = _round_up(build, build.ceildiv(n, build.imax(nblocks, 1)), d.tile.nr)
     nblocks = build.ceildiv(n, build.imax(nc, 1))
     points = build.mul(batch, nblocks)
     base = build.imax(points, 1)
-    wanted = build.imin(build.udiv(SPREAD, base), build.imin(worth, build.ceildiv(m, 2 * d.tile.mr)))
+    if d.b is Access.PANEL:
+        wanted = build.ceildiv(wanted, build.imax(nblocks, 1))
+    else:
+        wanted = build.imin(build.udiv(SPREAD, base), build.imin(worth, build.ceildiv(m, 2 * d.tile.mr)))
     mc = _round_up(build, build.ceildiv(m, build.imax(wanted, 1)), d.tile.mr)
     mc = build.imax(build.imin(mc, d.mc), d.tile.mr)
     mblocks = build.ceildiv(m, mc)
+    parts = build.ceildiv(mc, d.ms)
+    ms = _round_up(build, build.ceildiv(mc, build.imax(parts, 1)), d.tile.mr)
     kblocks = build.imax(build.ceildiv(k, d.kc), 1)
     kc = build.mul(build.ceildiv(build.udiv(k, d.taps), kblocks), d.taps)
     units = build.mul(points, mblocks)
@@ -71,7 +82,21 @@ def split(build: Builder, env: Env, d: Design) -> Split:
             b.icmp_signed(">", build.i64(mblocks), build.i64(1)),
             b.icmp_signed("<", build.i64(points), build.i64(SPREAD)),
         )
-    return Split(m, n, k, nc, mc, kc, nblocks, mblocks, kblocks, units, tasks, points, shared)
+    return Split(m, n, k, nc, mc, ms, kc, nblocks, mblocks, kblocks, units, tasks, points, shared)
+
+
+def _square(build: Builder, most: int, wanted: Index, m: Index, n: Index) -> Index:
+    """Blocks of columns, a power of two, that make `wanted` blocks of the product about as wide as they are high.
+
+    Every block of columns reads a again and every block of rows b: both cost the less the larger the block.
+    """
+    count: Index = 1
+    t = 2
+    while t <= most:  # t blocks where wanted * n / m is nearer to t * t than to a quarter of that
+        enough = build.udiv(build.mul(build.mul(wanted, n), 2), build.imax(build.mul(m, t * t), 1))
+        count = build.mul(count, build.add(build.imin(enough, 1), 1))
+        t *= 2
+    return build.imin(count, wanted)
 
 
 def shares(build: Builder, d: Design) -> bool | None:

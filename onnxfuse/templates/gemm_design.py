@@ -16,6 +16,7 @@ from onnxfuse.target import Target
 from onnxfuse.templates.microkernel import Tile, tile_for
 
 FEW_ROWS = 4  # products bound by reading b
+SPREAD = 8  # units that are enough for the sake of parallelism
 STREAM_COST = 8  # cost of operations on b up to which a tile evaluates it while it multiplies
 
 
@@ -54,6 +55,7 @@ class Design:
     ms: int
     taps: int = 1  # blocks of K hold whole channels of so many taps
     shared: bool | None = False  # blocks of b are packed once, by phase 0 (None: known at run time)
+    spread: int = 8  # units wanted, to keep all cores busy
 
     @property
     def packs_b(self) -> bool:
@@ -134,6 +136,14 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     if b is Access.TRANSPOSE and a is Access.DIRECT and _few(c.rows.extent) and tile.lanes > 1:
         b, tile = Access.DOT, replace(tile, nv=1)
     kc, nc, mc, ms = _limits(a, b, c.rows.extent, c.depth)
+    spread = SPREAD
+    if b is Access.PANEL:
+        spread = min(2 * target.cores, 2 * SPREAD)
+        if isinstance(c.depth, int) and c.depth <= kc:
+            kc, nc, mc = c.depth, 4 * nc, 2 * mc
+        elif isinstance(c.cols.extent, int):  # tiles at rest: the fewer columns, the more rows
+            mc = max(mc, min(1024, mc * nc // max(tile.nr, c.cols.extent)))
+        ms = min(mc, target.l2 // 2 // 4 // max(1, kc))
     scale = 4 / c.acc.bytes
     kc = int(kc * scale)
     nc = -(-int(nc * scale) // tile.nr) * tile.nr
@@ -145,7 +155,7 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     if isinstance(c.depth, int):
         blocks = max(1, -(-c.depth // kc))
         kc = max(1, -(-c.depth // taps // blocks)) * taps
-    return Design(c, tile, a, b, kc, nc, mc, ms, taps)
+    return Design(c, tile, a, b, kc, nc, mc, ms, taps, spread=spread)
 
 
 def _few(rows: Dim) -> bool:
@@ -161,7 +171,7 @@ def _limits(a: Access, b: Access, rows: Dim, depth: Dim) -> tuple[int, int, int,
     if b is Access.DIRECT and _few(rows):
         return 8, 4096, 96, 96  # bound by reading b: few rows of it at a time, along their whole length
     if b is Access.PANEL:
-        return 384, 256, 192, 96
+        return 384, 256, 192, 192
     if b in (Access.CONST, Access.DIRECT, Access.DOT):
         whole = not isinstance(depth, int) or depth <= 768
         return (512 if a in (Access.ROWS, Access.COLUMNS) else 768 if whole else 384), 384, 192, 96

@@ -132,8 +132,8 @@ def _run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None
         k0 = build.mul(kb, s.kc)
         kc = build.imax(build.imin(build.sub(s.k, k0), s.kc), 0)
         block_b = b_block(build, u, d, kb, k0, kc, block)
-        with build.loop(u.m0, u.m1, d.ms, name="ms") as s0:
-            s1 = build.imin(build.add(s0, d.ms), u.m1)
+        with build.loop(u.m0, u.m1, s.ms, name="ms") as s0:
+            s1 = build.imin(build.add(s0, s.ms), u.m1)
             block_a = a_block(build, u, d, k0, kc, s0, s1)
             spans = ((u.n0, u.n1, d.tile.nr), (s0, s1, d.tile.mr))
             with _tiles_of(build, spans, d.rows_outer) as (j, i):
@@ -256,11 +256,11 @@ def _later(
     """
     (i, j), s = tile, u.split
     if d.a is Access.CONST:  # the next sub-block of rows, while the panels of b pass by
-        first, width, ahead = u.n0, d.tile.nr, build.mul(d.ms, s.k)
+        first, width, ahead = u.n0, d.tile.nr, build.mul(s.ms, s.k)
         extent, base, at, step = build.sub(u.n1, u.n0), a.base, j, d.tile.mr
     elif d.b is Access.CONST:  # the next panel, while the rows pass by
         first, width, ahead = u.m0, d.tile.mr, build.mul(d.tile.nr, s.k)
-        extent, base, at, step = build.imin(build.sub(u.m1, u.m0), d.ms), b.base, i, d.tile.nr
+        extent, base, at, step = build.imin(build.sub(u.m1, u.m0), s.ms), b.base, i, d.tile.nr
     else:
         return None
     shares = build.ceildiv(extent, width)

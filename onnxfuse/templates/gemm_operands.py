@@ -188,7 +188,10 @@ def pack_panel(build: Builder, u: Unit, block: Function, col: tuple[Index, Index
 
 
 def panel_reader(build: Builder, u: Unit, d: Design, j: Index, k0: Index) -> Callable[[Index], list[Reg]]:
-    """Reads the columns of a full panel at a step of k, and packs them; asks for what the next panel reads."""
+    """Reads the columns of a full panel at a step of k, and packs them.
+
+    It asks for the last element that the next panel reads: the line of its first one comes with this panel.
+    """
     c, lanes = d.c, d.tile.lanes
     x = c.cols.axis
     assert x is not None
@@ -201,7 +204,7 @@ def panel_reader(build: Builder, u: Unit, d: Design, j: Index, k0: Index) -> Cal
             here = env.at({x: build.i64(build.add(j, v))}).vector(x, lanes)
             out.append(build.widen(emit_expr(build, here, c.b), lanes))
             build.store(out[-1], build.offset(u.scratch_b, build.add(build.mul(k, d.tile.nr), v), d.typ))
-        there = env.at({x: build.i64(build.add(j, d.tile.nr))})
+        there = env.at({x: build.i64(build.add(j, 2 * d.tile.nr - 1))})
         for e in streams:
             flat = emit_expr(build, there, flat_of(u.env, e))
             build.prefetch(build.offset(u.env.buffers[e.source].ptr, flat, mem_type(e.dtype)), locality=2)
