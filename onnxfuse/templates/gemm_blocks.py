@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg
 from onnxfuse.codegen.scalar_expr import Env, emit_dim, open_kernel
 from onnxfuse.ir.kernel import Kernel
-from onnxfuse.templates.gemm_design import SPREAD, Access, Design
+from onnxfuse.templates.gemm_cut import SHARERS, Product, cut
+from onnxfuse.templates.gemm_design import Access, Design
 
 TASK_WORK = 1 << 19  # products worth a task: about 10 us
 MAX_TASKS = 16  # bounds the scratch: each task has its own slice
 NARROW = 96  # columns that are not split for the sake of parallelism
+SPREAD = SHARERS  # units that are enough for the sake of parallelism
+# By access of b: what the first tile of a panel costs more, and packing it; in steps of k of a tile, measured.
+FETCH = {Access.PANEL: (1.2, 0.0), Access.ROWS: (0.7, 4.0), Access.CONST: (0.5, 0.0)}
 UNIT_WORK = 1 << 22  # products a unit should have at least where splitting costs: about 80 us
 
 
@@ -47,26 +51,14 @@ def split(build: Builder, env: Env, d: Design) -> Split:
         batch = build.mul(batch, emit_dim(build, env, axis.extent))
     work = build.mul(build.mul(batch, build.mul(m, n)), build.imax(k, 1))
     worth = build.add(build.udiv(work, TASK_WORK), 1)
-    nblocks = build.ceildiv(n, d.nc)
-    if d.b is Access.PANEL:
-        large = build.imin(build.udiv(work, d.spread * UNIT_WORK), 1)
-        wanted = build.imin(build.mul(build.add(large, 1), d.spread // 2), worth)
-        wanted = build.ceildiv(wanted, build.imax(batch, 1))
-        nblocks = build.imax(nblocks, _square(build, d.spread, wanted, m, n))
-    elif d.a not in (Access.ROWS, Access.COLUMNS):  # another block of columns costs nothing but reading a again
-        wanted = build.imin(build.udiv(SPREAD, build.imax(batch, 1)), build.imin(worth, build.udiv(n, NARROW)))
-        nblocks = build.imax(nblocks, wanted)
-    nc = _round_up(build, build.ceildiv(n, build.imax(nblocks, 1)), d.tile.nr)
-    nblocks = build.ceildiv(n, build.imax(nc, 1))
-    points = build.mul(batch, nblocks)
-    base = build.imax(points, 1)
-    if d.b is Access.PANEL:
-        wanted = build.ceildiv(wanted, build.imax(nblocks, 1))
+    if isinstance(batch, int) and isinstance(m, int) and isinstance(n, int) and isinstance(k, int) and d.cuts:
+        fetch, pack = FETCH.get(d.b, (0.0, 0.0))
+        tasks = min(MAX_TASKS, batch * m * n * k // TASK_WORK + 1)
+        nc, mc = cut(Product(batch, m, n, k, d.tile, d.nc, d.mc, fetch, pack, d.cores, tasks))
     else:
-        wanted = build.imin(build.udiv(SPREAD, base), build.imin(worth, build.ceildiv(m, 2 * d.tile.mr)))
-    mc = _round_up(build, build.ceildiv(m, build.imax(wanted, 1)), d.tile.mr)
-    mc = build.imax(build.imin(mc, d.mc), d.tile.mr)
-    mblocks = build.ceildiv(m, mc)
+        nc, mc = _blocks(build, d, (batch, m, n), work)
+    nblocks, mblocks = build.ceildiv(n, build.imax(nc, 1)), build.ceildiv(m, mc)
+    points = build.mul(batch, nblocks)
     parts = build.ceildiv(mc, d.ms)
     ms = _round_up(build, build.ceildiv(mc, build.imax(parts, 1)), d.tile.mr)
     kblocks = build.imax(build.ceildiv(k, d.kc), 1)
@@ -83,6 +75,30 @@ def split(build: Builder, env: Env, d: Design) -> Split:
             b.icmp_signed("<", build.i64(points), build.i64(SPREAD)),
         )
     return Split(m, n, k, nc, mc, ms, kc, nblocks, mblocks, kblocks, units, tasks, points, shared)
+
+
+def _blocks(build: Builder, d: Design, sizes: tuple[Index, Index, Index], work: Index) -> tuple[Index, Index]:
+    """Columns and rows of a block, for sizes known at run time only."""
+    batch, m, n = sizes
+    worth = build.add(build.udiv(work, TASK_WORK), 1)
+    nblocks = build.ceildiv(n, d.nc)
+    if d.b is Access.PANEL:
+        large = build.imin(build.udiv(work, 2 * d.cores * UNIT_WORK), 1)
+        wanted = build.imin(build.mul(build.add(large, 1), d.cores), worth)
+        wanted = build.ceildiv(wanted, build.imax(batch, 1))
+        nblocks = build.imax(nblocks, _square(build, 2 * d.cores, wanted, m, n))
+    elif d.a not in (Access.ROWS, Access.COLUMNS):  # another block of columns costs nothing but reading a again
+        wanted = build.imin(build.udiv(SPREAD, build.imax(batch, 1)), build.imin(worth, build.udiv(n, NARROW)))
+        nblocks = build.imax(nblocks, wanted)
+    nc = _round_up(build, build.ceildiv(n, build.imax(nblocks, 1)), d.tile.nr)
+    nblocks = build.ceildiv(n, build.imax(nc, 1))
+    if d.b is Access.PANEL:
+        wanted = build.ceildiv(wanted, build.imax(nblocks, 1))
+    else:
+        base = build.imax(build.mul(batch, nblocks), 1)
+        wanted = build.imin(build.udiv(SPREAD, base), build.imin(worth, build.ceildiv(m, 2 * d.tile.mr)))
+    mc = _round_up(build, build.ceildiv(m, build.imax(wanted, 1)), d.tile.mr)
+    return nc, build.imax(build.imin(mc, d.mc), d.tile.mr)
 
 
 def _square(build: Builder, most: int, wanted: Index, m: Index, n: Index) -> Index:

@@ -16,7 +16,6 @@ from onnxfuse.target import Target
 from onnxfuse.templates.microkernel import Tile, tile_for
 
 FEW_ROWS = 4  # products bound by reading b
-SPREAD = 8  # units that are enough for the sake of parallelism
 STREAM_COST = 8  # cost of operations on b up to which a tile evaluates it while it multiplies
 
 
@@ -55,7 +54,12 @@ class Design:
     ms: int
     taps: int = 1  # blocks of K hold whole channels of so many taps
     shared: bool | None = False  # blocks of b are packed once, by phase 0 (None: known at run time)
-    spread: int = 8  # units wanted, to keep all cores busy
+    cores: int = 8  # to keep busy
+
+    @property
+    def cuts(self) -> bool:
+        """The blocks may follow the sizes of the product: nothing is packed again in every block."""
+        return self.a in (Access.CONST, Access.DIRECT) and self.b in (Access.PANEL, Access.ROWS, Access.CONST)
 
     @property
     def packs_b(self) -> bool:
@@ -136,9 +140,7 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     if b is Access.TRANSPOSE and a is Access.DIRECT and _few(c.rows.extent) and tile.lanes > 1:
         b, tile = Access.DOT, replace(tile, nv=1)
     kc, nc, mc, ms = _limits(a, b, c.rows.extent, c.depth)
-    spread = SPREAD
     if b is Access.PANEL:
-        spread = min(2 * target.cores, 2 * SPREAD)
         if isinstance(c.depth, int) and c.depth <= kc:
             kc, nc, mc = c.depth, 4 * nc, 2 * mc
         elif isinstance(c.cols.extent, int):  # tiles at rest: the fewer columns, the more rows
@@ -155,7 +157,7 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     if isinstance(c.depth, int):
         blocks = max(1, -(-c.depth // kc))
         kc = max(1, -(-c.depth // taps // blocks)) * taps
-    return Design(c, tile, a, b, kc, nc, mc, ms, taps, spread=spread)
+    return Design(c, tile, a, b, kc, nc, mc, ms, taps, cores=target.cores)
 
 
 def _few(rows: Dim) -> bool:
@@ -176,7 +178,7 @@ def _limits(a: Access, b: Access, rows: Dim, depth: Dim) -> tuple[int, int, int,
         whole = not isinstance(depth, int) or depth <= 768
         return (512 if a in (Access.ROWS, Access.COLUMNS) else 768 if whole else 384), 384, 192, 96
     if a is Access.CONST:
-        return 384, 96, 384, 96
+        return 384, 128, 384, 96
     return 256, 256, 384, 96
 
 

@@ -22,6 +22,8 @@ from onnxfuse.ir.expr import Apply, Expr, Lit, Load, axes_of, i64, var
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.simplify import simplify
 
+FEW_CHANNELS = 8  # copied together
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
@@ -127,7 +129,8 @@ def pack_taps(
     """What pack_block does, for the rows (channel, taps) of a convolution; False (and no code) if it does not apply.
 
     Which elements lie outside depends on the tap, never on the channel: for each tap and run the bounds are worked out
-    once and all channels are copied with them. `outer` must hold whole channels.
+    once and several channels are copied with them: as many as stay in the first level of cache for all taps. `outer`
+    must hold whole channels.
     """
     channel, *taps = outer.axes
     x = inner.axes[-1]
@@ -147,12 +150,14 @@ def pack_taps(
     first, channels = build.udiv(outer.start, count), build.udiv(outer.count, count)
     plane = emit_expr(build, env.at(), split[1])
     step = build.mul(stride, count)
-    with build.loop(0, count, name="tap") as tap:
-        place = env.at({**decode(build, env, tuple(taps), tap), channel: build.i64(first)})
-        row = build.offset(dst, build.mul(tap, stride), typ)
+    few = build.loop(0, channels, FEW_CHANNELS, name="few")
+    with few as c0, build.loop(0, count, name="tap") as tap:
+        some = build.imin(build.sub(channels, c0), FEW_CHANNELS)
+        place = env.at({**decode(build, env, tuple(taps), tap), channel: build.i64(build.add(first, c0))})
+        row = build.offset(dst, build.add(build.mul(c0, step), build.mul(tap, stride)), typ)
         with _segments(build, place, inner) as (here, _, x0, length, done):
             run = _open_run(build, here, copy, x0, length, lanes)
-            _copy_channels(build, copy, run, (x, length, lanes), (channels, plane), build.offset(row, done, typ), step)
+            _copy_channels(build, copy, run, (x, length, lanes), (some, plane), build.offset(row, done, typ), step)
     return True
 
 

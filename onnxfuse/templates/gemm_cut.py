@@ -1,0 +1,90 @@
+"""How a product of known size is cut into units: few and large ones that keep every core busy until the end.
+
+All costs are in steps of k of a full tile. The cut changes where sums are computed, never a sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from dataclasses import dataclass
+
+from onnxfuse.templates.microkernel import Tile
+
+REREAD = 0.4  # reading a row of tiles of a again, for another block of columns: measured
+STEP_SECONDS = 1.8e-9  # one step of k of a full tile: measured, 6 x 16
+TASK_SECONDS = 3e-6  # handing a task to a thread
+SHARERS = 8  # columns of units from which each packs for itself
+MOST = 64  # blocks in one direction that are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Sizes of a product, and what limits its blocks.
+
+    nc, mc  columns and rows of a block, at most
+    fetch   what the first tile of a panel costs above the others
+    pack    what packing a panel costs: once where units share it, else in every unit
+    most    tasks, at most
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    tile: Tile
+    nc: int
+    mc: int
+    fetch: float
+    pack: float
+    cores: int
+    most: int
+
+
+@functools.lru_cache(maxsize=4096)
+def cut(p: Product) -> tuple[int, int]:
+    """(columns, rows) of a block, multiples of the tile, at most `nc` and `mc`."""
+    panels, tiles = max(1, -(-p.n // p.tile.nr)), max(1, -(-p.m // p.tile.mr))
+    widths = _sizes(panels, p.nc // p.tile.nr)
+    heights = _sizes(tiles, p.mc // p.tile.mr)
+    best = min(((_makespan(p, w, h), w, h) for w in widths for h in heights), key=lambda c: (c[0], -c[1], -c[2]))
+    return best[1] * p.tile.nr, best[2] * p.tile.mr
+
+
+def _sizes(total: int, most: int) -> list[int]:
+    """Sizes of the evened-out blocks of `total` things, at most `most` each, for every number of blocks."""
+    most = max(1, min(most, total))
+    first = -(-total // most)
+    return sorted({-(-total // count) for count in range(first, min(total, first + MOST) + 1)})
+
+
+def _makespan(p: Product, width: int, height: int) -> float:
+    """Time until the last core is done, cores taking one task after another."""
+    columns = [_panels(p, j, width) for j in range(0, -(-p.n // p.tile.nr), width)]
+    rows = [_tiles(p, i, height) for i in range(0, -(-p.m // p.tile.mr), height)]
+    shared = p.batch * len(columns) < SHARERS
+    first = p.fetch + (p.pack / len(rows) if shared else p.pack)
+    units = [c * (r + first) + REREAD * r for c in columns for r in rows] * p.batch
+    tasks = max(1, min(len(units), p.most))
+    start = TASK_SECONDS / STEP_SECONDS / max(1, p.k)
+    loads = [sum(units[t * len(units) // tasks : (t + 1) * len(units) // tasks]) + start for t in range(tasks)]
+    if tasks == 1 or p.cores == 1:
+        return sum(loads)
+    busy = [0.0] * p.cores
+    for load in loads:
+        heapq.heapreplace(busy, busy[0] + load)
+    return max(busy) + start
+
+
+def _panels(p: Product, first: int, count: int) -> float:
+    """Panels `first` .. of a block; a last one of at most a vector counts less."""
+    cols = min(p.n - first * p.tile.nr, count * p.tile.nr)
+    whole, rest = divmod(cols, p.tile.nr)
+    return whole + (0.0 if rest == 0 else 0.2 if rest <= 2 else 0.6 if rest <= p.tile.lanes else 1.0)
+
+
+def _tiles(p: Product, first: int, count: int) -> float:
+    """Tiles `first` .. of a block; a last one of few rows counts less."""
+    rows = min(p.m - first * p.tile.mr, count * p.tile.mr)
+    whole, rest = divmod(rows, p.tile.mr)
+    return whole + (rest + 1) / (p.tile.mr + 1) * (rest > 0)
