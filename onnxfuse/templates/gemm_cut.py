@@ -44,7 +44,9 @@ class Product:
 @functools.lru_cache(maxsize=4096)
 def cut(p: Product) -> tuple[int, int]:
     """(columns, rows) of a block, multiples of the tile, at most `nc` and `mc`."""
-    panels, tiles = max(1, -(-p.n // p.tile.nr)), max(1, -(-p.m // p.tile.mr))
+    if min(p.batch, p.m, p.n) < 1:
+        return p.tile.nr, p.tile.mr
+    panels, tiles = -(-p.n // p.tile.nr), -(-p.m // p.tile.mr)
     widths = _sizes(panels, p.nc // p.tile.nr)
     heights = _sizes(tiles, p.mc // p.tile.mr)
     best = min(((_makespan(p, w, h), w, h) for w in widths for h in heights), key=lambda c: (c[0], -c[1], -c[2]))
@@ -65,7 +67,7 @@ def _makespan(p: Product, width: int, height: int) -> float:
     shared = p.batch * len(columns) < SHARERS
     first = p.fetch + (p.pack / len(rows) if shared else p.pack)
     units = [c * (r + first) + REREAD * r for c in columns for r in rows] * p.batch
-    tasks = max(1, min(len(units), p.most))
+    tasks = min(len(units), p.most)
     start = TASK_SECONDS / STEP_SECONDS / max(1, p.k)
     loads = [sum(units[t * len(units) // tasks : (t + 1) * len(units) // tasks]) + start for t in range(tasks)]
     if tasks == 1 or p.cores == 1:

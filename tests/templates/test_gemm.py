@@ -224,6 +224,36 @@ def test_a_pointwise_prologue_is_evaluated_while_packing() -> None:
     close(compiled(kernel)([p, q])[0], np.maximum(p, 0), q * q + 1)
 
 
+PANELS = [(17, 16, 40), (64, 49, 64), (50, 196, 800), (200, 33, 400), (23, 15, 30), (130, 64, 385)]
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("side", ["start", "end"])
+def test_a_panel_is_packed_by_its_first_tile(static: bool, side: str) -> None:
+    for m, n, k in PANELS:
+        kernel = matmul([], m, n, k, const="A") if static else matmul([], M, N, K)
+        run = compiled(kernel)
+        a, b = operands(m, n, k, np.random.default_rng(m))
+        got = run([a, b], fence=side)[0]
+        close(got, a, b)
+        assert np.array_equal(got, run([a, b], seed=3, shift=4)[0])
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 49, 70), (50, 130, 800)])
+def test_a_scaled_and_clipped_operand_is_evaluated_by_the_first_tile(m: int, n: int, k: int) -> None:
+    am, an, ak = Axis("m", m), Axis("n", n), Axis("k", k)
+    a, b = Value("A", tensor(DType.F32, [m, k])), Value("B", tensor(DType.F32, [k, n]))
+    scale, shift = (Value(name, tensor(DType.F32, [k])) for name in ("scale", "shift"))
+    y = element(b, var(ak), var(an)) * element(scale, var(ak)) + element(shift, var(ak))
+    body = element(a, var(am), var(ak)) * apply("max", y, 0.0)
+    out = Value("C", tensor(DType.F32, [m, n]))
+    kernel = anchored("mm", [a, b], [am, an], [ak], body, out, consts=[a], extra=[scale, shift])
+    p, q = operands(m, n, k, np.random.default_rng(13))
+    s, t = (np.random.default_rng(i).standard_normal(k).astype(np.float32) for i in (1, 2))
+    got = compiled(kernel)([p, q, s, t], fence="end")[0]
+    close(got, p, np.maximum(q * s[:, None] + t[:, None], 0))
+
+
 def test_a_batch_that_broadcasts_at_run_time_is_addressed_so() -> None:
     b0, m, n, k = Axis("b", B), Axis("m", M), Axis("n", 20), Axis("k", 30)
     q = sym("Q")
