@@ -32,6 +32,7 @@ def optimize(
     val_range: Mapping[str, tuple[float, float]] | None = None,
     overwrite_input_shape: Mapping[str, tuple[int | str, ...]] | None = None,
     dim_param: Mapping[str, int] | None = None,
+    include_subgraph: bool = False,
     save_as_external_data: bool = False,
     skip_optimization: frozenset[str] | set[str] = frozenset(),
     skip_fusion_patterns: frozenset[str] | set[str] = frozenset(),
@@ -62,6 +63,7 @@ def optimize(
         val_range: ranges of the check's random inputs, by name.
         overwrite_input_shape: fix input shapes, by name.
         dim_param: fix symbolic dimensions, by name.
+        include_subgraph: optimize the bodies of If, Loop and Scan too.
         save_as_external_data: weights beside the model even below 2 GB.
         skip_optimization: names of passes to leave out.
         skip_fusion_patterns: rule codes to switch off.
@@ -108,6 +110,7 @@ def optimize(
         target=target_cpu,
         overwrite_input_shape=dict(overwrite_input_shape or {}),
         dim_params=dict(dim_param or {}),
+        include_subgraph=include_subgraph,
         save_as_external_data=save_as_external_data,
         exact_conv=exact_conv,
         strict=strict,

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from onnxfuse.emit.bundle import Staged, Written
     from onnxfuse.explain import Explanation, Summary
     from onnxfuse.frontend.atomize import Atomized
-    from onnxfuse.frontend.prepare import Prepared
-    from onnxfuse.frontend.read import Source
+    from onnxfuse.frontend.bodies import Scope
+    from onnxfuse.frontend.rewrite import Note
     from onnxfuse.inspection import Inspection
     from onnxfuse.ir.graph import Graph
     from onnxfuse.ir.partition import Partition
@@ -149,6 +149,9 @@ SkipFusion = Annotated[
     list[str] | None,
     typer.Option("--skip-fusion-patterns", metavar="CODES", help="Fusion rules to leave out, by code."),
 ]
+IncludeSubgraph = Annotated[
+    bool, typer.Option("--include-subgraph", help="Optimize the bodies of If, Loop and Scan too.")
+]
 Keep = Annotated[list[str] | None, typer.Option("--keep", metavar="NODE", help="A node that stays alone (repeatable).")]
 Json = Annotated[bool, typer.Option("--json", help="Print data instead of tables.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Stages and times on standard error.")]
@@ -189,6 +192,7 @@ def optimize(
     val_range: ValRange = None,
     overwrite_input_shape: OverwriteShape = None,
     dim_param: DimParam = None,
+    include_subgraph: IncludeSubgraph = False,
     save_as_external_data: Annotated[
         bool, typer.Option("--save-as-external-data", help="Weights in OUT.data; automatic near 2 GB.")
     ] = False,
@@ -225,6 +229,7 @@ def optimize(
         target=target_cpu,
         overwrite_input_shape=_shapes_with_symbols(overwrite_input_shape or ()),
         dim_params=_dim_params(dim_param or ()),
+        include_subgraph=include_subgraph,
         save_as_external_data=save_as_external_data,
         exact_conv=exact_conv,
         strict=strict,
@@ -239,11 +244,11 @@ def optimize(
     if output is not None:
         check_output(output, model)
     progress = _Progress(verbose)
-    from onnxfuse.inspection import inspect as inspect_partition
+    from onnxfuse.inspection import inspect_all
 
     with progress, contextlib.ExitStack() as stack:
         bundle = pipeline.optimize(model, config, _trace(model, progress), progress.starts)
-        found, tuning = inspect_partition(bundle.partition, bundle.plans), bundle.tuning
+        found, tuning = inspect_all(bundle.plans), bundle.tuning
         scratch = stack.enter_context(private_folder())
         with progress.step("write"):
             where = output if output is not None and not dry_run else scratch / "model.onnx"
@@ -263,12 +268,14 @@ def _verify_pair(model: Path, pair: Staged, config: Config, custom_op_libraries:
     def named(reports: Iterable[Report]) -> tuple[Report, ...]:
         """The names people gave, in place of the hidden folder's."""
         library = str(pair.target.with_suffix(".so"))
+        shown = {str(pair.model): str(pair.target)}
         return tuple(
-            replace(r, candidate=str(pair.target), libraries=tuple(library for _ in r.libraries)) for r in reports
+            replace(r, candidate=shown.get(r.candidate, r.candidate), libraries=tuple(library for _ in r.libraries))
+            for r in reports
         )
 
     try:
-        return named(verify_pair(model, pair.model, pair.library, config, custom_op_libraries))
+        return named(verify_pair(model, pair.model, pair.library, config, custom_op_libraries, bodies=pair.bodies))
     except MismatchError as exc:
         from onnxfuse import report
 
@@ -317,7 +324,7 @@ def _print_result(result: _Result, written: Written | None, reports: tuple[Repor
     if result.tuning is not None:
         report.show(report.tuning(result.tuning))
     for r in reports:
-        print(r.summary())
+        print(f"{r.reference}: {r.summary()}" if r.reference.startswith("body ") else r.summary())
     if written is None:
         print("nothing written (--dry-run)")
         return
@@ -442,6 +449,7 @@ def inspect(
     target_cpu: TargetCpu = "native",
     overwrite_input_shape: OverwriteShape = None,
     dim_param: DimParam = None,
+    include_subgraph: IncludeSubgraph = False,
     skip_optimization: SkipOptimization = None,
     skip_constant_folding: Annotated[bool, typer.Option("--skip-constant-folding")] = False,
     skip_fusion_patterns: SkipFusion = None,
@@ -466,6 +474,7 @@ def inspect(
             target=target_cpu,
             overwrite_input_shape=_shapes_with_symbols(overwrite_input_shape or ()),
             dim_params=_dim_params(dim_param or ()),
+            include_subgraph=include_subgraph,
         )
         found = _inspect_input(model, config, compile_, _Progress(verbose))
     if json:
@@ -478,7 +487,7 @@ def inspect(
 
 def _inspect_input(model: Path, config: Config, compile_: bool, progress: _Progress) -> Inspection:
     from onnxfuse import pipeline
-    from onnxfuse.inspection import inspect as inspect_partition
+    from onnxfuse.inspection import inspect_all
     from onnxfuse.trace import Stopped
 
     trace = _trace(model, progress)
@@ -489,7 +498,7 @@ def _inspect_input(model: Path, config: Config, compile_: bool, progress: _Progr
             plans = pipeline.optimize(model, config, trace, progress.starts).plans
         except Stopped as stopped:
             plans = _plans(stopped.result)
-    return inspect_partition(plans.partition, plans)
+    return inspect_all(plans)
 
 
 def _plans(result: object) -> Plans:
@@ -582,6 +591,7 @@ def explain(
     target_cpu: TargetCpu = "native",
     overwrite_input_shape: OverwriteShape = None,
     dim_param: DimParam = None,
+    include_subgraph: IncludeSubgraph = False,
     skip_optimization: SkipOptimization = None,
     skip_constant_folding: Annotated[bool, typer.Option("--skip-constant-folding")] = False,
     skip_fusion_patterns: SkipFusion = None,
@@ -602,11 +612,12 @@ def explain(
         target=target_cpu,
         overwrite_input_shape=_shapes_with_symbols(overwrite_input_shape or ()),
         dim_params=_dim_params(dim_param or ()),
+        include_subgraph=include_subgraph,
     )
     from onnxfuse.explain import answers
 
     ran = _planned(model, config, _Progress(verbose))
-    found = answers(ran.original, ran.whole, ran.plans, ran.prepared.notes)
+    found = answers(ran.originals, ran.whole, ran.plans, ran.notes)
     if not edge and not node:
         said: Explanation | Summary = found.summary()
     else:
@@ -662,6 +673,7 @@ def trace(
     target_cpu: TargetCpu = "native",
     overwrite_input_shape: OverwriteShape = None,
     dim_param: DimParam = None,
+    include_subgraph: IncludeSubgraph = False,
     skip_optimization: SkipOptimization = None,
     skip_constant_folding: Annotated[bool, typer.Option("--skip-constant-folding")] = False,
     skip_fusion_patterns: SkipFusion = None,
@@ -680,6 +692,7 @@ def trace(
         target=target_cpu,
         overwrite_input_shape=_shapes_with_symbols(overwrite_input_shape or ()),
         dim_params=_dim_params(dim_param or ()),
+        include_subgraph=include_subgraph,
     )
     if export_stage is not None:
         _export(model, config, *export_stage)
@@ -688,16 +701,20 @@ def trace(
         return
     if export_stage is not None:
         return
-    from onnxfuse.phases import story
+    from onnxfuse.phases import stories
 
     ran = _planned(model, config, _Progress(False))
-    told = story(ran.original, ran.plans, only)
+    told = stories(ran.originals, ran.plans, only)
     if form is _Form.JSON:
-        _print_json({"model": model.name, "mode": str(fusion_mode), **told.json(phase)})
+        scopes = [{"scope": name, **s.json(phase)} for name, s in told.items()]
+        _print_json({"model": model.name, "mode": str(fusion_mode), **scopes[0], "bodies": scopes[1:]})
         return
     cap = config.fusion.max_nodes_tvm if fusion_mode is FusionMode.TVM else config.fusion.max_nodes
     print(f"# onnxfuse trace  model={model.name}  mode={fusion_mode}  cap={cap}")
-    print("\n".join(told.text(str(form), phase)))
+    for name, s in told.items():
+        if name:
+            print(f"# body {name}")
+        print("\n".join(s.text(str(form), phase)))
 
 
 def _trace_stages(
@@ -728,7 +745,7 @@ def _export(model: Path, config: Config, stage: str, out: Path) -> None:
         raise UsageError("E_STAGE", f"stage {stage!r} cannot be written as an ONNX model", hint=hint)
     check_output(out, model)
     ran = _planned(model, config, _Progress(False), "plan" if stage == "plan" else "kernelize")
-    emission = export(stage, ran.source, ran.prepared, ran.atomized, ran.plans)
+    emission = export(stage, ran.scopes, ran.atomized, ran.plans)
     written = write(emission, None, out, external_data=config.save_as_external_data)
     print("wrote " + ", ".join(str(f) for f in (written.model, written.data) if f is not None))
 
@@ -737,23 +754,25 @@ def _export(model: Path, config: Config, stage: str, out: Path) -> None:
 class _Planned:
     """Results of the stages up to the plan."""
 
-    source: Source
-    prepared: Prepared
-    atomized: Atomized
-    whole: Partition  # before kernelize
+    scopes: tuple[Scope, ...]
+    atomized: tuple[Atomized, ...]
+    whole: tuple[Partition, ...]  # before kernelize
     plans: Plans
 
     @property
-    def original(self) -> Graph:
-        return self.source.graph
+    def originals(self) -> tuple[Graph, ...]:
+        return tuple(s.source.graph for s in self.scopes)
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        return tuple(dict.fromkeys(n for s in self.scopes for n in s.prepared.notes))
 
 
 def _planned(model: Path, config: Config, progress: _Progress, last: str = "plan") -> _Planned:
     """Run the stages up to `plan`, or to `kernelize` (then nothing is planned yet)."""
     from onnxfuse import pipeline
     from onnxfuse.frontend.atomize import Atomized
-    from onnxfuse.frontend.prepare import Prepared
-    from onnxfuse.frontend.read import Source
+    from onnxfuse.frontend.bodies import Scope
     from onnxfuse.ir.partition import Partition
     from onnxfuse.ir.plan import Kernels, Plans
     from onnxfuse.trace import Stopped
@@ -764,14 +783,19 @@ def _planned(model: Path, config: Config, progress: _Progress, last: str = "plan
         pipeline.optimize(model, config, hook, progress.starts)
     last_result = hook.result(last)
     if isinstance(last_result, Kernels):
-        last_result = Plans(last_result.partition, (), last_result.calls, last_result.refused)
+        made = last_result
+        last_result = Plans(made.partition, (), made.calls, made.refused, made.bodies)
     return _Planned(
-        _typed(Source, hook.result("read")),
-        _typed(Prepared, hook.result("prepare")),
-        _typed(Atomized, hook.result("atomize")),
-        _typed(Partition, hook.result("layout")),
+        _all_of(Scope, hook.result("bodies")),
+        _all_of(Atomized, hook.results("atomize")),
+        _all_of(Partition, hook.results("layout")),
         _typed(Plans, last_result),
     )
+
+
+def _all_of(kind: type[T], values: object) -> tuple[T, ...]:
+    assert isinstance(values, tuple), values
+    return tuple(_typed(kind, v) for v in values)
 
 
 def _typed(kind: type[T], value: object) -> T:

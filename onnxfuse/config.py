@@ -72,6 +72,7 @@ class Config:
     overwrite_input_shape: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
     dim_params: dict[str, int] = field(default_factory=dict)
     save_as_external_data: bool = False
+    include_subgraph: bool = False  # optimize bodies of control flow too
     strict: bool = False  # a refusal to compile is an error
     exact_conv: bool = False  # no Winograd: convolutions are plain sums of products
     keep_llvm: bool = False

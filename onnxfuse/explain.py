@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxfuse.codes import BY_CODE, meaning, sentence
@@ -26,6 +26,7 @@ class Subject:
     """A value of the loop level, or a node that stays, and where it ended up.
 
     name     as in decisions: the value, or the first output of a node that stays
+    scope    the body it is in, "" for the main graph
     group    name of the custom node it runs in; None = it stays with onnxruntime, for `refusal`
     """
 
@@ -36,12 +37,13 @@ class Subject:
     group: str | None
     refusal: Refusal | None = None
     reads: tuple[str, ...] = ()
+    scope: str = ""
 
     @property
     def fate(self) -> str:
         """Where it runs, in words."""
         if self.group is not None:
-            return f"in group {self.group}"
+            return f"in group {self.group}" + (f" of body {self.scope}" if self.scope else "")
         return f"stays with onnxruntime: {self.refusal}" if self.refusal is not None else "is not computed"
 
     def json(self) -> dict[str, object]:
@@ -54,6 +56,7 @@ class Subject:
             "group": self.group,
             "code": self.refusal.code if self.refusal is not None else None,
             "why": self.refusal.why if self.refusal is not None else "",
+            "scope": self.scope,
         }
 
 
@@ -148,21 +151,22 @@ def note_json(n: Note) -> dict[str, object]:
 class Answers:
     """What a run of the stages has to say; made by `answers`.
 
-    original  the graph as it was read: names the user knows
-    whole     the partition before kernelize, which may have split groups
+    originals  the graphs as they were read (main, then bodies): names the user knows
+    whole      the partitions before kernelize, which may have split groups
     """
 
-    original: Graph
-    whole: Partition
+    originals: tuple[Graph, ...]
+    whole: tuple[Partition, ...]
     plans: Plans
     notes: tuple[Note, ...]
     subjects: Mapping[str, Subject]
+    decisions: tuple[Decision, ...]
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # any accepted name -> subjects
 
     def summary(self) -> Summary:
         """Every code with its count."""
         found: dict[tuple[str, str, str], list[str]] = {}
-        for d in self.plans.partition.decisions:
+        for d in self.decisions:
             found.setdefault((d.stage, str(d.verdict), d.code), []).append(f"{d.a}->{d.b}")
         for s in self.subjects.values():
             if s.group is None and s.refusal is not None:
@@ -173,7 +177,7 @@ class Answers:
             Row(stage, verdict, code, len(names), tuple(dict.fromkeys(names))[:EXAMPLES])
             for (stage, verdict, code), names in sorted(found.items(), key=lambda kv: (_place(kv[0]), -len(kv[1])))
         )
-        return Summary(rows, self.plans.partition.decisions, tuple(self.subjects.values()), self.notes)
+        return Summary(rows, self.decisions, tuple(self.subjects.values()), self.notes)
 
     def node(self, name: str) -> Explanation:
         """Every decision about a node, value or operator. Raises UsageError for an unknown name."""
@@ -181,7 +185,7 @@ class Answers:
         if not picked:
             return Explanation(name, self._absent(name), (), (), None, self._notes({name}))
         names = {s.name for s in picked}
-        found = tuple(d for d in self.plans.partition.decisions if self._concerns(d, names))
+        found = tuple(d for d in self.decisions if self._concerns(d, names))
         fates = dict.fromkeys(s.fate for s in picked)
         blocking = next((d for d in found if d.verdict is Verdict.REFUSED and not self._together(d.a, d.b)), None)
         verdict = f"{name} {'; '.join(fates)}" if len(fates) <= EXAMPLES else f"{name}: {len(picked)} values"
@@ -195,7 +199,7 @@ class Answers:
             if not picked:
                 return Explanation(asked, self._absent(name), (), (), None, self._notes({name}))
         first, second = {s.name for s in left}, {s.name for s in right}
-        every = self.plans.partition.decisions
+        every = self.decisions
         found = tuple(d for d in every if (d.a in first and d.b in second) or (d.a in second and d.b in first))
         if not found:  # stage A judges a value and its post-dominator, which may be neither
             found = tuple(d for d in every if d.a in first)
@@ -227,7 +231,7 @@ class Answers:
         """Subjects behind a name; empty for a name of the original model that is not computed."""
         if name in self.aliases:
             return tuple(self.subjects[s] for s in self.aliases[name])
-        known = _known_names(self.original)
+        known = {name for graph in self.originals for name in _known_names(graph)}
         if name in known:
             return ()
         near = difflib.get_close_matches(name, sorted({*self.aliases, *known}), NEAREST, 0.5)
@@ -235,9 +239,9 @@ class Answers:
         raise UsageError("E_NO_NAME", f"the model has no node, value or operator {name!r}", hint=hint)
 
     def _absent(self, name: str) -> str:
-        if any(v.name == name for v in self.original.inputs):
+        if any(v.name == name for v in self.originals[0].inputs):
             return f"{name} is an input of the model: nothing to decide"
-        if any(v.name == name for v in self.original.consts):
+        if any(v.name == name for graph in self.originals for v in graph.consts):
             return f"{name} is a constant: nothing to decide"
         return f"{name} is gone: the simplifications before fusion removed it (onnxfuse trace --phase 1)"
 
@@ -250,7 +254,7 @@ class Answers:
         if d.stage != "K":
             return False
         # A group that was split is recorded by its first and last member.
-        ends = ((g.members[0].out.name, g.members[-1].out.name, g) for g in self.whole.groups)
+        ends = ((g.members[0].out.name, g.members[-1].out.name, g) for p in self.whole for g in p.groups)
         return any((d.a, d.b) == (a, b) and names & {c.out.name for c in g.members} for a, b, g in ends)
 
     def _together(self, a: str, b: str) -> bool:
@@ -258,15 +262,17 @@ class Answers:
         return x is not None and y is not None and x.group is not None and x.group == y.group
 
 
-def answers(original: Graph, whole: Partition, plans: Plans, notes: Iterable[Note] = ()) -> Answers:
+def answers(
+    originals: Sequence[Graph], whole: Sequence[Partition], plans: Plans, notes: Iterable[Note] = ()
+) -> Answers:
     """Look up where everything ended up (see `Answers`)."""
-    partition = plans.partition
-    group_of = {c.out: g.id for g in partition.groups for c in g.members}
+    group_of = {c.out: g.id for p in plans.partitions for g in p.groups for c in g.members}
+    scopes = ["", *(p.loops.name for p in plans.bodies)]
     subjects: dict[str, Subject] = {}
     named: dict[str, dict[str, None]] = {}  # nodes and values
     typed: dict[str, dict[str, None]] = {}  # operators; a node or value of the same name wins
-    ops = {n.name: n.op.name for n in original.nodes}
-    for item in partition.loops.items:
+    ops = {n.name: n.op.name for graph in originals for n in graph.nodes}
+    for scope, item in ((s, i) for s, p in zip(scopes, plans.partitions, strict=True) for i in p.loops.items):
         made = results(item)
         name = made[0].name if made else item.node.name
         group, refusal = None, None
@@ -278,14 +284,16 @@ def answers(original: Graph, whole: Partition, plans: Plans, notes: Iterable[Not
             call = plans.calls.get(gid)
             group = call.name if call is not None and refusal is None else None
         reads = tuple(v.name for v in item.reads)
-        subjects[name] = Subject(name, item.node.name, str(item.node.op), item.node.origin, group, refusal, reads)
+        told = (name, item.node.name, str(item.node.op), item.node.origin, group, refusal, reads, scope)
+        subjects[name] = Subject(*told)
         origin = item.node.origin
         for alias in (item.node.name, *origin, *(v.name for v in made)):
             named.setdefault(alias, {})[name] = None
         for op in (item.node.op.name, *(ops[o] for o in origin if o in ops)):
             typed.setdefault(op, {})[name] = None
     aliases = {k: tuple(v) for k, v in {**typed, **named}.items()}
-    return Answers(original, whole, plans, tuple(notes), subjects, aliases)
+    decisions = tuple(d for p in plans.partitions for d in p.decisions)
+    return Answers(tuple(originals), tuple(whole), plans, tuple(notes), subjects, decisions, aliases)
 
 
 def _known_names(graph: Graph) -> set[str]:

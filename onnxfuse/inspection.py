@@ -3,8 +3,8 @@
 `Inspection.json()` is a stable schema that other tools read:
 
     {"groups": [{name, op_type, kind, anchor, template, members: [{name, op, origin}], reads, writes, bytes,
-                 operations}],
-     "left":   [{name, op, code, why}],
+                 operations, scope}],
+     "left":   [{name, op, code, why, scope}],
      "bytes":  {"before": n, "after": n}}
 
 `bytes` of a group is what its kernel reads and writes, weights included, `operations` what it computes (an addition is
@@ -38,7 +38,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """One group = one custom node."""
+    """One group = one custom node. `scope` is the body it is in, "" for the main graph."""
 
     name: str
     op_type: str
@@ -50,6 +50,7 @@ class GroupFacts:
     writes: tuple[str, ...]
     bytes: int
     operations: int = 0
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class LeftNode:
     op: str
     code: str
     why: str = ""
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +101,44 @@ def from_json(data: Mapping[str, Any]) -> Inspection:
             tuple(g.get("writes", ())),
             int(g.get("bytes", 0)),
             int(g.get("operations", 0)),
+            str(g.get("scope", "")),
         )
         for g in data.get("groups", ())
     )
-    left = tuple(LeftNode(n["name"], n["op"], n["code"], n.get("why", "")) for n in data.get("left", ()))
+    left = tuple(
+        LeftNode(n["name"], n["op"], n["code"], n.get("why", ""), n.get("scope", "")) for n in data.get("left", ())
+    )
     moved = data.get("bytes", {})
     return Inspection(groups, left, int(moved.get("before", 0)), int(moved.get("after", 0)))
 
 
 def inspect(partition: Partition, plans: Plans | None = None) -> Inspection:
     """Facts about a partition. Without `plans` nothing was planned yet: every group counts as compiled."""
-    refused = plans.refused if plans is not None else {}
-    calls = plans.calls if plans is not None else {}
-    templates = {p.kernel: p.schedule.template for p in plans.plans} if plans is not None else {}
+    return _inspect(partition, plans or Plans(partition, ()), "")
+
+
+def inspect_all(plans: Plans) -> Inspection:
+    """Facts about all graphs of a model: the main one, then the bodies of control flow."""
+    names = ["", *(p.loops.name for p in plans.bodies)]
+    parts = [_inspect(p, plans, name) for p, name in zip(plans.partitions, names, strict=True)]
+    return Inspection(
+        tuple(g for part in parts for g in part.groups),
+        tuple(n for part in parts for n in part.left),
+        sum(part.bytes_before for part in parts),
+        sum(part.bytes_after for part in parts),
+    )
+
+
+def _inspect(partition: Partition, plans: Plans, scope: str) -> Inspection:
+    refused = plans.refused
+    templates = {p.kernel: p.schedule.template for p in plans.plans}
     compiled = [g for g in partition.groups if g.id not in refused]
-    left = [_left(o.node, o.refusal) for o in partition.left]
-    left += [_left(node, refused[g.id]) for g in partition.groups if g.id in refused for node in _nodes(g.members)]
+    left = [_left(o.node, o.refusal, scope) for o in partition.left]
+    split = [(node, refused[g.id]) for g in partition.groups if g.id in refused for node in _nodes(g.members)]
+    left += [_left(node, why, scope) for node, why in split]
     consts = set(partition.loops.consts)
     return Inspection(
-        tuple(_facts(g, calls.get(g.id), templates) for g in compiled),
+        tuple(_facts(g, plans.calls.get(g.id), templates, scope) for g in compiled),
         tuple(left),
         _moved(_by_origin(compiled), consts),
         _moved(((g.reads, g.writes) for g in compiled), consts),
@@ -128,11 +149,11 @@ def _nodes(members: Iterable[Compute]) -> list[Node]:
     return list(dict.fromkeys(c.node for c in members))
 
 
-def _left(node: Node, refusal: Refusal) -> LeftNode:
-    return LeftNode(node.name, str(node.op), refusal.code, refusal.why)
+def _left(node: Node, refusal: Refusal, scope: str) -> LeftNode:
+    return LeftNode(node.name, str(node.op), refusal.code, refusal.why, scope)
 
 
-def _facts(group: Group, call: Call | None, templates: Mapping[Kernel, str]) -> GroupFacts:
+def _facts(group: Group, call: Call | None, templates: Mapping[Kernel, str], scope: str) -> GroupFacts:
     nodes = _nodes(group.members)
     work = traffic(group.members, group.reads, group.writes)
     op_type = call.kernel.name if call is not None else "fused_" + "_".join(n.op.name.lower() for n in nodes[:4])
@@ -147,6 +168,7 @@ def _facts(group: Group, call: Call | None, templates: Mapping[Kernel, str]) -> 
         tuple(v.name for v in group.writes),
         work.bytes,
         work.ops,
+        scope,
     )
 
 

@@ -151,6 +151,22 @@ def story(original: Graph, plans: Plans, only: str = "") -> Story:
     )
 
 
+def stories(originals: Sequence[Graph], plans: Plans, only: str = "") -> dict[str, Story]:
+    """The phases of the main graph (under "") and of every body; `only` names one group of one of them."""
+    names = ["", *(p.loops.name for p in plans.bodies)]
+    told: dict[str, Story] = {}
+    for k, name in enumerate(names):
+        try:
+            told[name] = story(originals[k], plans.scope(k), only)
+        except UsageError:
+            if name == names[-1] and not told:
+                raise
+        else:
+            if only:
+                break
+    return told
+
+
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 

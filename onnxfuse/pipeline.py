@@ -1,16 +1,20 @@
 """The driver: every stage, top to bottom, and nothing else. This is the only list of passes.
 
-model.onnx -> read -> prepare -> atomize -> lower -> fuse -> layout -> kernelize -> plan -> generate -> emit -> Bundle
+model.onnx -> read -> prepare -> bodies -> atomize -> lower -> fuse -> layout -> kernelize -> plan -> generate -> emit
+           -> Bundle
 
-With --tune one more follows: kernels that lose are measured and given back, and the last two run again.
+With --tune one more follows: kernels that lose are measured and given back, and the last two run again. With
+--include-subgraph the bodies of control flow are graphs of their own up to `layout`; kernels, library and model are
+made of all graphs together.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from typing import TypeVar
 
@@ -20,21 +24,25 @@ from onnxfuse.codegen.cache import default_cache
 from onnxfuse.codegen.generate import generate
 from onnxfuse.codegen.object import host_features
 from onnxfuse.config import Config
+from onnxfuse.emit.bodies import emit_bodies
 from onnxfuse.emit.bundle import Staged, Written, staged
 from onnxfuse.emit.model import Emission, emit
 from onnxfuse.frontend.atomize import atomize
+from onnxfuse.frontend.bodies import Scope, bodies, tightened
 from onnxfuse.frontend.fold import Evaluate
 from onnxfuse.frontend.load import ModelLike
 from onnxfuse.frontend.lower import lower
-from onnxfuse.frontend.prepare import prepare
+from onnxfuse.frontend.prepare import Prepared, prepare
 from onnxfuse.frontend.read import read
 from onnxfuse.frontend.rewrite import Note
+from onnxfuse.frontend.shapes import Hints
 from onnxfuse.fuse import fuse
-from onnxfuse.inspection import inspect
-from onnxfuse.ir.graph import Graph
+from onnxfuse.inspection import inspect_all
+from onnxfuse.ir.graph import Graph, Value
 from onnxfuse.ir.partition import Partition
 from onnxfuse.ir.plan import Library, Plans
 from onnxfuse.ir.text import IR
+from onnxfuse.ops.dsl import Known
 from onnxfuse.schedule.kernelize import kernelize
 from onnxfuse.schedule.layout import layout
 from onnxfuse.schedule.plan import plan
@@ -43,9 +51,13 @@ from onnxfuse.trace import Trace
 from onnxfuse.tuning import Finished, Tuning, tune
 from onnxfuse.verify.evaluate import evaluate
 
+S = TypeVar("S")
 T = TypeVar("T")
+Prepare = Callable[[Graph, Hints, Mapping[Value, Known], str], Prepared]
 
-STAGES = ("read", "prepare", "atomize", "lower", "fuse", "layout", "kernelize", "plan", "generate", "emit", "tune")
+STAGES = (
+    "read", "prepare", "bodies", "atomize", "lower", "fuse", "layout", "kernelize", "plan", "generate", "emit", "tune",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,41 +105,64 @@ def optimize(
     """
     trace = trace or Trace()
     target = by_name(config.target, host_features())
-    stage = _Stages(trace, progress).run
+    stages = _Stages(trace, progress)
+    stage = stages.run
 
     source = stage(
         "read",
-        lambda: read(model, overwrite_input_shape=config.overwrite_input_shape, dim_params=config.dim_params),
+        lambda: read(
+            model,
+            overwrite_input_shape=config.overwrite_input_shape,
+            dim_params=config.dim_params,
+            include_subgraph=config.include_subgraph,
+        ),
         lambda made: made.graph,
     )
+
+    def prepared(graph: Graph, hints: Hints, known: Mapping[Value, Known], scope: str = "") -> Prepared:
+        make = partial(prepare, graph, config.prepare, _evaluator(graph), hints, known)
+        return stage("prepare", make, lambda made: made.graph, scope=scope)
+
     # Before atomize: a folded constant lets formulas be decided, and BatchNormalization goes into weights whole.
-    prepared = stage(
-        "prepare",
-        lambda: prepare(source.graph, config.prepare, _evaluator(source.graph), source.hints),
-        lambda made: made.graph,
-    )
-    atomized = stage("atomize", lambda: atomize(prepared.typed), lambda made: made.graph)
-    loops = stage("lower", lambda: lower(atomized))
-    partition = stage("fuse", lambda: fuse(loops, config.fusion))
+    main = Scope(source, prepared(source.graph, source.hints, {}))
+    # Before atomize: what bodies no longer read need not be made.
+    scopes = stage("bodies", lambda: _bodies(main, prepared, trace) if config.include_subgraph else (main,))
+    each = stages.each
+    atomized = each("atomize", scopes, lambda s: atomize(s.prepared.typed), scopes, lambda made: made.graph)
+    loops = each("lower", scopes, lower, atomized)
+    partitions = each("fuse", scopes, lambda graph: fuse(graph, config.fusion), loops)
     # Before kernelize: loops follow the memory order.
-    partition = stage("layout", lambda: layout(partition, target))
-    kernels = stage("kernelize", lambda: kernelize(partition))
+    partitions = each("layout", scopes, lambda p: layout(p, target), partitions)
+    kernels = stage("kernelize", lambda: kernelize(partitions[0], partitions[1:]))
     plans = stage("plan", lambda: plan(kernels, target, _forbidden(config)))
 
     def write(plans: Plans, library: Library | None) -> Finished:
         plans = plans if library is None else library.plans  # without the kernels that did not compile, and why
         library = library if plans.plans else None
         # What `inspect` will say about the file, in the file.
-        record = {"inspection": json.dumps(inspect(plans.partition, plans).json(), separators=(",", ":"))}
-        made = emit(source, atomized, plans, library, mode=config.fusion.mode, target=target.name, record=record)
+        record = {"inspection": json.dumps(inspect_all(plans).json(), separators=(",", ":"))}
+        inside = emit_bodies(scopes, atomized, plans)
+        facts = {"mode": config.fusion.mode, "target": target.name}
+        made = emit(source, atomized[0], plans, library, **facts, record=record, inside=inside)
         return Finished(plans, library, made)
 
     library = stage("generate", lambda: _library(plans, target, config))
     made, tuning = stage("emit", lambda: write(plans, library)), None
     if config.tune:
         made, tuning = stage("tune", lambda: tune(model, made, lambda p: write(p, _library(p, target, config)), config))
+    notes = tuple(dict.fromkeys(n for s in scopes for n in s.prepared.notes))
     external = config.save_as_external_data
-    return Bundle(made.emission, made.library, made.plans.partition, made.plans, prepared.notes, external, tuning)
+    return Bundle(made.emission, made.library, made.plans.partition, made.plans, notes, external, tuning)
+
+
+def _bodies(main: Scope, prepared: Prepare, trace: Trace) -> tuple[Scope, ...]:
+    """The main graph and every body, outer ones first."""
+    scopes = [main]
+    for number, scope in enumerate(scopes):  # the list grows meanwhile: bodies of bodies
+        for body in bodies(scope, number):
+            trace("read", body.source, body.source.graph, scope=body.name, last=False)
+            scopes.append(body.scope(prepared(body.source.graph, body.source.hints, body.known, body.name)))
+    return tightened(scopes)
 
 
 def _evaluator(graph: Graph) -> Evaluate:
@@ -155,9 +190,32 @@ class _Stages:
     trace: Trace
     progress: Callable[[str], None] | None
 
-    def run(self, name: str, make: Callable[[], T], view: Callable[[T], IR] | None = None) -> T:
+    def run(
+        self,
+        name: str,
+        make: Callable[[], T],
+        view: Callable[[T], IR] | None = None,
+        *,
+        scope: str = "",
+        last: bool = True,
+    ) -> T:
         if self.progress is not None:
             self.progress(name)
         with self.trace.stage(name):
             made = make()
-            return self.trace(name, made, None if view is None else view(made))
+            return self.trace(name, made, None if view is None else view(made), scope=scope, last=last)
+
+    def each(
+        self,
+        name: str,
+        scopes: Sequence[Scope],
+        make: Callable[[S], T],
+        given: Sequence[S],
+        view: Callable[[T], IR] | None = None,
+    ) -> tuple[T, ...]:
+        """The stage for every graph; `given` is what each of them has come to."""
+        end = len(scopes) - 1
+        return tuple(
+            self.run(name, partial(make, x), view, scope=s.name, last=k == end)
+            for k, (s, x) in enumerate(zip(scopes, given, strict=True))
+        )

@@ -3,7 +3,7 @@
     graph = trace("read", read(model))
 
 A stage that returns the object it was given prints as "(unchanged)". What is not an IR level (a library, a bundle) is
-remembered and timed only.
+remembered and timed only. With `--include-subgraph` the stages up to layout run once per graph: `scope` names the body.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ class Record:
     seconds: float
     checking: float
     unchanged: bool
+    scope: str = ""
+
+    @property
+    def title(self) -> str:
+        """Stage, and the body it worked on."""
+        return f"{self.stage} {self.scope}".rstrip()
 
 
 @dataclass(slots=True)
@@ -65,62 +71,78 @@ class Trace:
     records: list[Record] = field(default_factory=list)
     mark: float = field(default_factory=time.perf_counter)
 
-    def __call__(self, stage: str, result: T, view: IR | None = None) -> T:
-        """Note that `stage` gave `result` and hand it on. `view` is what to show when `result` is no IR level."""
+    def __call__(self, stage: str, result: T, view: IR | None = None, *, scope: str = "", last: bool = True) -> T:
+        """Note that `stage` gave `result` and hand it on. `view` is what to show when `result` is no IR level.
+
+        Not `last`: the stage goes on with other graphs, so it is not the place to stop yet.
+        """
         seconds = time.perf_counter() - self.mark
         shown = result if view is None and isinstance(result, _LEVELS) else view
-        before = self._last()
+        before = self._last(scope)
         unchanged = shown is not None and before is not None and shown is before.view
         start = time.perf_counter()
         if self.checking and shown is not None and not unchanged:
             check(shown)
-        self.records.append(Record(stage, result, shown, seconds, time.perf_counter() - start, unchanged))
+        record = Record(stage, result, shown, seconds, time.perf_counter() - start, unchanged, scope)
+        self.records.append(record)
         if self.progress is not None:
-            self.progress(stage, seconds)
-        self._print(stage, shown, unchanged)
-        self._dump(stage, shown, before, unchanged)
-        if stage == self.stop_after:
-            raise Stopped(stage, result)
+            self.progress(record.title, seconds)
+        self._print(record)
+        self._dump(record, before)
+        if last:
+            self.done(stage, result)
         self.mark = time.perf_counter()
         return result
+
+    def done(self, stage: str, result: object) -> None:
+        """The stage is through with all graphs."""
+        if stage == self.stop_after:
+            raise Stopped(stage, result)
 
     def stage(self, name: str) -> _Stage:
         """`with trace.stage(name):` errors that pass through get a note (stage, and the command to get there again)."""
         return _Stage(name, self.reproduce)
 
     def result(self, stage: str) -> object:
-        """What a stage returned (the last one of that name); KeyError if it has not run."""
+        """What a stage returned for the main graph (the last one of that name); KeyError if it has not run."""
         for record in reversed(self.records):
-            if record.stage == stage:
+            if record.stage == stage and not record.scope:
                 return record.result
         raise KeyError(stage)
 
+    def results(self, stage: str) -> tuple[object, ...]:
+        """What a stage returned for every graph, the main one first; the last result of each."""
+        found = {r.scope: r.result for r in self.records if r.stage == stage}
+        return tuple(found.values())
+
     def table(self) -> str:
         """Seconds per stage, one line each, and the sum."""
-        rows = [(r.stage, r.seconds, r.checking, " (unchanged)" if r.unchanged else "") for r in self.records]
+        rows = [(r.title, r.seconds, r.checking, " (unchanged)" if r.unchanged else "") for r in self.records]
         total = sum(r.seconds + r.checking for r in self.records)
-        width = max((len(r.stage) for r in self.records), default=5)
+        width = max((len(r.title) for r in self.records), default=5)
         lines = [f"{s:<{width}}  {t:8.3f} s  check {c:7.3f} s{u}" for s, t, c, u in rows]
         return "\n".join([*lines, f"{'total':<{width}}  {total:8.3f} s"])
 
-    def _last(self) -> Record | None:
-        return next((r for r in reversed(self.records) if r.view is not None), None)
+    def _last(self, scope: str) -> Record | None:
+        return next((r for r in reversed(self.records) if r.view is not None and r.scope == scope), None)
 
-    def _print(self, stage: str, shown: IR | None, unchanged: bool) -> None:
-        if shown is None or not self.print_after & {stage, "all"}:
+    def _print(self, record: Record) -> None:
+        if record.view is None or not self.print_after & {record.stage, "all"}:
             return
-        self.write(f"; after {stage}" + (" (unchanged)" if unchanged else f"\n{show(shown)}"))
+        self.write(f"; after {record.title}" + (" (unchanged)" if record.unchanged else f"\n{show(record.view)}"))
 
-    def _dump(self, stage: str, shown: IR | None, before: Record | None, unchanged: bool) -> None:
-        if self.dump is None or shown is None:
+    def _dump(self, record: Record, before: Record | None) -> None:
+        if self.dump is None or record.view is None:
             return
         self.dump.mkdir(parents=True, exist_ok=True)
-        name = f"{len(self.records):02d}_{stage}"
-        text = "(unchanged)\n" if unchanged else show(shown)
+        # A scope's name is the user's text: its number in the file, its name in the first line.
+        name = f"{len(self.records):02d}_{record.stage}" + ("_body" if record.scope else "")
+        head = f"; {record.scope}\n" if record.scope else ""
+        text = head + ("(unchanged)\n" if record.unchanged else show(record.view))
         (self.dump / f"{name}.txt").write_text(text, encoding="utf-8")
-        if self.diff and before is not None and before.view is not None and not unchanged:
+        if self.diff and before is not None and before.view is not None and not record.unchanged:
             old, new = show(before.view).splitlines(), text.splitlines()
-            delta = difflib.unified_diff(old, new, before.stage, stage, lineterm="")
+            delta = difflib.unified_diff(old, new, before.stage, record.stage, lineterm="")
             (self.dump / f"{name}.diff").write_text("\n".join(delta) + "\n", encoding="utf-8")
 
 

@@ -38,7 +38,7 @@ from tvm_compare import Comparison, Theirs, compare, ours, tally
 
 from onnxfuse.config import Config
 from onnxfuse.emit.model import initializer
-from onnxfuse.emit.stage import plain
+from onnxfuse.emit.plain import plain
 from onnxfuse.errors import UsageError
 from onnxfuse.frontend.atomize import Atomized, atomize
 from onnxfuse.frontend.lower import lower

@@ -30,6 +30,7 @@ from onnxfuse.files import private_folder, publish
 from onnxfuse.frontend.load import copy_fields
 from onnxfuse.frontend.protos import files_of, raw_parts
 from onnxfuse.frontend.wire import varint
+from onnxfuse.ir.bodies import BodyFiles, FormalInput
 
 LIBRARY_SUFFIX = ".so"
 DATA_SUFFIX = ".data"
@@ -86,6 +87,7 @@ class Staged:
 
     target  where `publish` puts the model
     used    data files the user's own tensors lie in
+    bodies  optimized bodies of control flow, before and after, to compare
     """
 
     model: Path
@@ -93,6 +95,7 @@ class Staged:
     data: Path | None
     target: Path
     used: frozenset[Path]
+    bodies: tuple[BodyFiles, ...] = ()
 
     def publish(self) -> Written:
         """Rename the files into place."""
@@ -124,8 +127,7 @@ def staged(
     if target.resolve() in {p.resolve() for p in _used_by(emission)}:
         why = "the weights are still read from it"
         raise UsageError("E_SAME_FILE", f"output {target} is the input", why, "give another name")
-    size = emission.model.ByteSize() + sum(int(t.nbytes) for t in emission.tensors.values() if _sized(t))
-    outside = _slots(emission) if external_data or size > INLINE_LIMIT else {}
+    outside = _slots(emission) if external_data or _size(emission) > INLINE_LIMIT else {}
     with contextlib.ExitStack() as stack:
         try:
             directory = stack.enter_context(private_folder(target.parent))
@@ -152,11 +154,34 @@ def _stage(
             f.writelines(model_bytes(emission, outside, data.name if data is not None else ""))
     except OSError as error:
         raise _unwritable(target, error) from error
-    return Staged(model, beside, data, target, frozenset(_used_by(emission)))
+    return Staged(model, beside, data, target, frozenset(_used_by(emission)), _bodies(emission, directory))
+
+
+def _bodies(emission: Emission, directory: Path) -> tuple[BodyFiles, ...]:
+    """Files of what is compared body by body; one too large for a file of its own is not."""
+    out: list[BodyFiles] = []
+    for body in emission.bodies:
+        if max(_size(body.before), _size(body.after)) > INLINE_LIMIT:
+            continue
+        before, after = (directory / f"body_{body.number}_{which}.onnx" for which in ("before", "after"))
+        for path, half in ((before, body.before), (after, body.after)):
+            with path.open("wb") as f:
+                f.writelines(model_bytes(half, {}, ""))
+        formals = tuple(
+            FormalInput(name, str(f.role), f.source.name if f.source is not None else "", f.axis, f.backwards)
+            for name, f in body.formals
+        )
+        out.append(BodyFiles(body.name, body.number, body.parent, formals, body.free, before, after))
+    return tuple(out)
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
     return UsageError("E_OUTPUT", f"output {path} cannot be written", str(error))
+
+
+def _size(emission: Emission) -> int:
+    """Bytes of the model with all its tensors inside."""
+    return int(emission.model.ByteSize()) + sum(int(t.nbytes) for t in emission.tensors.values() if _sized(t))
 
 
 def _sized(t: onnx_ir.TensorProtocol) -> bool:

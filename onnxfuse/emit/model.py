@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 import onnx
@@ -20,9 +20,11 @@ from onnxfuse.emit.functions import DOMAIN, Parts, function_proto, node_proto, w
 from onnxfuse.errors import IRError
 from onnxfuse.frontend.atomize import Atomized
 from onnxfuse.frontend.load import copy_fields
-from onnxfuse.frontend.protos import ScaledConst, SparseConst, TensorConst, raw_bytes
+from onnxfuse.frontend.protos import ScaledConst, SparseConst, TensorConst, captured_names, raw_bytes
 from onnxfuse.frontend.read import Source
+from onnxfuse.frontend.rewrite import taken_names
 from onnxfuse.frontend.validate import check, skeleton
+from onnxfuse.ir.bodies import Formal
 from onnxfuse.ir.expr import Sym
 from onnxfuse.ir.graph import Constant, Graph, Node, Value, fresh_name, topological
 from onnxfuse.ir.op import Family, Op
@@ -40,10 +42,14 @@ Tensors = Mapping[str, onnx_ir.TensorProtocol]
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """A model ready to be written. `tensors` are its initializers, in order; `model` holds none."""
+    """A model ready to be written. `tensors` are its initializers, in order; `model` holds none.
+
+    bodies   optimized bodies of control flow as models of their own, beside what they were, for the comparison
+    """
 
     model: onnx.ModelProto
     tensors: Tensors
+    bodies: tuple[BodyModel, ...] = ()
 
     def proto(self) -> onnx.ModelProto:
         """Everything in one ModelProto (in memory: weights are copied; below protobuf's 2 GB only)."""
@@ -52,6 +58,32 @@ class Emission:
         for name, t in self.tensors.items():
             whole.graph.initializer.append(initializer(name, t))
         return whole
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BodyModel:
+    """A body before and after; both take the formal inputs, then the captured values.
+
+    number, parent   numbers of the scopes: 0 is the main graph
+    free             nothing is assumed about the elements of inputs
+    """
+
+    name: str
+    number: int
+    parent: int
+    formals: tuple[tuple[str, Formal], ...]
+    free: bool
+    before: Emission
+    after: Emission
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inside:
+    """What optimized bodies mean for the graph around them: its nodes that hold them, and their functions."""
+
+    nodes: Mapping[str, onnx.NodeProto] = field(default_factory=dict)
+    functions: Mapping[str, onnx.FunctionProto] = field(default_factory=dict)
+    models: tuple[BodyModel, ...] = ()
 
 
 def initializer(name: str, t: onnx_ir.TensorProtocol) -> onnx.TensorProto:
@@ -78,18 +110,28 @@ def emit(
     mode: str = "",
     target: str = "",
     record: Mapping[str, str] | None = None,
+    inside: Inside | None = None,
 ) -> Emission:
-    """Write the model with a custom node for every compiled group (see the module docstring).
+    """Write the model with a custom node for every compiled group (see the module docstring), and check it.
 
-    `record` are further entries for the metadata, by name without the prefix.
+    `record` are further entries for the metadata, by name without the prefix; `inside` are optimized bodies.
     """
+    out = assemble(source, atomized, plans, inside)
+    _metadata(out.model, plans, library, mode, target, record or {})
+    check(skeleton(out.model, out.tensors))
+    return out
+
+
+def assemble(source: Source, atomized: Atomized, plans: Plans, inside: Inside | None = None) -> Emission:
+    """The same for a graph that is not a whole model: with the user's metadata, and unchecked."""
+    inside = inside or Inside()
     graph, partition = atomized.graph, plans.partition
     groups = {g.id: g for g in partition.groups if g.id in plans.calls and g.id not in plans.refused}
     calls = {gid: plans.calls[gid] for gid in groups}
     left = [o.node for o in partition.left]
     left += [c.node for g in partition.groups if g.id not in groups for c in g.members]
-    nodes = _ordered(graph, calls, left, atomized.parts)
-    functions = _functions(groups, calls, atomized, source)
+    nodes = tuple(_with_bodies(n, inside) for n in _ordered(graph, calls, left, atomized.parts))
+    functions = list({**inside.functions, **_functions(groups, calls, atomized, source)}.values())
     model = onnx.ModelProto()
     copy_fields(source.model, model, skip=("graph", "functions", "opset_import", "metadata_props", "ir_version"))
     model.ir_version = _ir_version(source)
@@ -97,11 +139,9 @@ def emit(
     model.opset_import.extend(source.model.opset_import)
     if functions and DOMAIN not in source.graph.imports:
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
-    _metadata(model, source.model, groups, calls, library, mode, target, record or {})
+    model.metadata_props.extend(p for p in source.model.metadata_props if not p.key.startswith(PREFIX))
     tensors = _fill_graph(model.graph, source.model.graph, graph, nodes)
-    out = Emission(model, tensors)
-    check(skeleton(model, tensors))
-    return out
+    return Emission(model, tensors, inside.models)
 
 
 def _ir_version(source: Source) -> int:
@@ -144,16 +184,16 @@ def _ordered(graph: Graph, calls: Mapping[int, Call], left: Sequence[Node], part
     for stay in (whole_nodes(left, parts, needed), tuple(dict.fromkeys(left))):
         place = {v: k for k, n in enumerate(graph.nodes) for v in n.results}
         both = sorted([*custom, *stay], key=lambda n: min((place.get(v, 0) for v in n.results), default=0))
-        ordered = topological(_once(both, custom), sources)
+        ordered = topological(_once(both, custom, graph.reserved), sources)
         if ordered is not None:
             return _uniquely_named(ordered)
     raise IRError("IR_EMIT", "the optimized graph has a cycle", f"{len(custom)} groups, {len(left)} nodes beside them")
 
 
-def _once(nodes: Sequence[Node], custom: Sequence[Node]) -> list[Node]:
+def _once(nodes: Sequence[Node], custom: Sequence[Node], reserved: frozenset[str]) -> list[Node]:
     """A node that stays for one of its outputs gives the others, which a kernel makes, names nobody reads."""
     ours = {v for n in custom for v in n.results}
-    taken = {v.name for n in nodes for v in n.results}
+    taken = {v.name for n in nodes for v in n.results} | reserved
 
     def spare(v: Value | None) -> Value | None:
         return Value(fresh_name(f"{v.name}.unused", taken), v.type) if v in ours and v is not None else v
@@ -175,7 +215,7 @@ def _recomputed(graph: Graph, custom: Sequence[Node], left: Sequence[Node]) -> l
     makers = graph.producers()
     made = {v for n in (*custom, *left) for v in n.results} | set(graph.inputs) | set(graph.consts)
     pending = [v for n in (*custom, *left) for v in n.reads if v not in made]
-    taken = {v.name for v in graph.values()}
+    taken = taken_names(graph)
     extra: list[Node] = []
     while pending:
         v = pending.pop()
@@ -201,7 +241,7 @@ def _uniquely_named(nodes: Iterable[Node]) -> tuple[Node, ...]:
 
 def _functions(
     groups: Mapping[int, Group], calls: Mapping[int, Call], atomized: Atomized, source: Source
-) -> list[onnx.FunctionProto]:
+) -> dict[str, onnx.FunctionProto]:
     """One function per kernel, from the first group that runs it: equal kernels compute the same."""
     made: dict[str, onnx.FunctionProto] = {}
     for gid, call in calls.items():
@@ -209,7 +249,16 @@ def _functions(
             continue
         members = [c.node for c in groups[gid].members]
         made[call.kernel.name] = function_proto(call, members, atomized.parts, atomized.graph, source.graph.imports)
-    return list(made.values())
+    return made
+
+
+def _with_bodies(node: Node, inside: Inside) -> Node:
+    """The node holding the optimized bodies; it captures what they read."""
+    proto = inside.nodes.get(node.name)
+    if proto is None or not isinstance(node.source, onnx.NodeProto):
+        return node
+    reads = set(captured_names(proto))
+    return replace(node, source=proto, captures=tuple(v for v in node.captures if v.name in reads))
 
 
 # --- graph -----------------------------------------------------------------------------------------------------------
@@ -268,9 +317,7 @@ def _dim(d: Dim, symbols: set[str]) -> int | str | None:
 # --- metadata --------------------------------------------------------------------------------------------------------
 def _metadata(
     model: onnx.ModelProto,
-    old: onnx.ModelProto,
-    groups: Mapping[int, Group],
-    calls: Mapping[int, Call],
+    plans: Plans,
     library: Library | None,
     mode: str,
     target: str,
@@ -278,12 +325,14 @@ def _metadata(
 ) -> None:
     table = [
         {
-            "name": calls[gid].name,
-            "op_type": calls[gid].kernel.name,
+            "name": plans.calls[group.id].name,
+            "op_type": plans.calls[group.id].kernel.name,
             "members": list(dict.fromkeys(c.node.name for c in group.members)),
             "origins": list(dict.fromkeys(name for c in group.members for name in c.origin)),
         }
-        for gid, group in groups.items()
+        for partition in plans.partitions
+        for group in partition.groups
+        if group.id in plans.calls and group.id not in plans.refused
     ]
     entries = {
         "version": version("onnxfuse"),
@@ -293,8 +342,6 @@ def _metadata(
         "library_sha256": hashlib.sha256(library.image).hexdigest() if library is not None else "",
         "groups": json.dumps(table, separators=(",", ":")),
     }
-    kept = [p for p in old.metadata_props if not p.key.startswith(PREFIX)]
-    model.metadata_props.extend(kept)
     for key, text in {**entries, **record}.items():
         if text:
             model.metadata_props.add(key=PREFIX + key, value=text)

@@ -6,33 +6,32 @@ fuse .. plan             a custom node with its function body for every group (w
 
 from __future__ import annotations
 
-from onnxfuse.emit.model import PREFIX, Emission, emit
-from onnxfuse.errors import Refusal
+from collections.abc import Sequence
+
+from onnxfuse.emit.bodies import emit_bodies
+from onnxfuse.emit.model import Emission, emit
+from onnxfuse.emit.plain import no_plans, plain
 from onnxfuse.frontend.atomize import Atomized
-from onnxfuse.frontend.prepare import Prepared
-from onnxfuse.frontend.read import Source
-from onnxfuse.ir.graph import Graph
-from onnxfuse.ir.loops import LoopGraph, Opaque
-from onnxfuse.ir.partition import Partition
+from onnxfuse.frontend.bodies import Scope
+from onnxfuse.frontend.validate import check, skeleton
 from onnxfuse.ir.plan import Plans
 
 EXPORTS = ("read", "prepare", "atomize", "fuse", "layout", "kernelize", "plan")
 
 
-def export(stage: str, source: Source, prepared: Prepared, atomized: Atomized, plans: Plans) -> Emission:
+def export(stage: str, scopes: Sequence[Scope], atomized: Sequence[Atomized], plans: Plans) -> Emission:
     """The model after `stage`, one of EXPORTS; `plans` as they are after it (fuse and layout: after kernelize)."""
-    graphs = {"read": source.graph, "prepare": prepared.graph, "atomize": atomized.graph}
-    if stage in graphs:
-        return plain(source, graphs[stage])
-    return emit(source, atomized, plans, None, record={"stage": stage})
-
-
-def plain(source: Source, graph: Graph) -> Emission:
-    """The nodes of `graph` as they are: every one stays with the runtime."""
-    left = tuple(Opaque(n, Refusal("")) for n in graph.nodes)
-    loops = LoopGraph(graph.name, graph.inputs, left, graph.outputs, graph.consts)
-    emission = emit(source, Atomized(graph, {}, {}, {}), Plans(Partition(loops, (), left, ()), ()))
-    kept = [p for p in emission.model.metadata_props if not p.key.startswith(PREFIX)]
-    del emission.model.metadata_props[:]
-    emission.model.metadata_props.extend(kept)
+    emission = _export(stage, scopes, atomized, plans)
+    check(skeleton(emission.model, emission.tensors))
     return emission
+
+
+def _export(stage: str, scopes: Sequence[Scope], atomized: Sequence[Atomized], plans: Plans) -> Emission:
+    source = scopes[0].source
+    if stage == "read":
+        return plain(source, source.graph)
+    if stage in ("prepare", "atomize"):
+        graphs = [s.graph for s in scopes] if stage == "prepare" else [a.graph for a in atomized]
+        inside = emit_bodies(scopes, [Atomized(g, {}, {}, {}) for g in graphs], no_plans(graphs))
+        return plain(source, graphs[0], inside)
+    return emit(source, atomized[0], plans, None, record={"stage": stage}, inside=emit_bodies(scopes, atomized, plans))

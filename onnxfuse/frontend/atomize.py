@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.frontend.quantised import quantised
+from onnxfuse.frontend.rewrite import taken_names
 from onnxfuse.frontend.shapes import Typed
 from onnxfuse.ir.graph import ArrayConst, Constant, Graph, Node, Value
 from onnxfuse.ir.op import Family
@@ -32,7 +33,7 @@ class Atomized:
 def atomize(typed: Typed) -> Atomized:
     """Expand every composite (see the module docstring)."""
     graph = typed.graph
-    taken = {v.name for v in graph.values()} | {n.name for n in graph.nodes}
+    taken = taken_names(graph)
     facts = dict(typed.facts)
     consts: dict[Value, Constant] = dict(graph.consts)
     refusals = {**quantised(graph), **typed.refusals}

@@ -7,7 +7,7 @@ was not done, and could have been expected, is in the notes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxfuse.config import PrepareConfig
@@ -22,6 +22,7 @@ from onnxfuse.frontend.quantised import quantises
 from onnxfuse.frontend.rewrite import Note
 from onnxfuse.frontend.shapes import Hints, Typed, infer_types
 from onnxfuse.ir.graph import Graph, Value, topological
+from onnxfuse.ops.dsl import Known
 
 ROUNDS = 6  # folding a shape can type what comes after it, which can make more foldable; three rounds are usual
 INEXACT = frozenset({"bn_into_conv"})  # rounds otherwise than the model: not where a quantiser could notice
@@ -39,16 +40,22 @@ class Prepared:
         return self.typed.graph
 
 
-def prepare(graph: Graph, config: PrepareConfig, evaluate: Evaluate, hints: Hints | None = None) -> Prepared:
-    """Simplify until nothing changes (see the module docstring)."""
+def prepare(
+    graph: Graph,
+    config: PrepareConfig,
+    evaluate: Evaluate,
+    hints: Hints | None = None,
+    known: Mapping[Value, Known] | None = None,
+) -> Prepared:
+    """Simplify until nothing changes (see the module docstring). `known` are elements of inputs."""
     notes: list[Note] = []
-    typed = infer_types(graph, hints)
+    typed = infer_types(graph, hints, known)
     for _ in range(ROUNDS):
         before, notes = typed.graph, []
         after = _round(typed, config, evaluate, notes)
         if after is before:
             break
-        typed = infer_types(after, hints)
+        typed = infer_types(after, hints, known)
     return Prepared(typed, tuple(dict.fromkeys(notes)))
 
 

@@ -10,7 +10,7 @@ that onnxruntime treats them as constants and refuses to be fed, so they are con
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,12 +21,13 @@ import onnx_ir
 from onnxfuse.errors import UsageError
 from onnxfuse.frontend.inline import inline_functions
 from onnxfuse.frontend.load import Loaded, ModelLike, load, opset_of
+from onnxfuse.frontend.names import name_nodes, unique_names
 from onnxfuse.frontend.noop import in_training
 from onnxfuse.frontend.protos import SparseConst, TensorConst, captured_names, domain_of, dtype_of
 from onnxfuse.frontend.resize import Shape, override_shapes
 from onnxfuse.frontend.validate import check, hints, refuse_unknown_ops, refuse_unsound_names, skeleton, type_of
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.graph import ArrayConst, AttrValue, Constant, Foreign, Graph, Node, Value, fresh_name, topological
+from onnxfuse.ir.graph import ArrayConst, AttrValue, Constant, Foreign, Graph, Node, Value, topological
 from onnxfuse.ir.op import Family, Op
 from onnxfuse.ir.types import TensorType, tensor
 from onnxfuse.ops.table import lookup
@@ -57,39 +58,38 @@ def read(
     *,
     overwrite_input_shape: Mapping[str, Shape] | None = None,
     dim_params: Mapping[str, int] | None = None,
+    include_subgraph: bool = False,
 ) -> Source:
     """Read a model (see the module docstring). Raises UsageError for anything that is not a valid model."""
     loaded = load(model)
     proto = loaded.proto
     inline_functions(proto)
     imports = opset_of(proto)
-    _name_nodes(proto.graph)
+    name_nodes(proto.graph)
     refuse_unknown_ops(proto, imports)
     refuse_unsound_names(proto, loaded.tensors)
     if proto.ir_version < 4:
-        _drop_constant_inputs(proto.graph, loaded.tensors)
+        drop_inputs(proto.graph, loaded.tensors)
     override_shapes(proto, loaded.tensors, overwrite_input_shape or {}, dim_params or {})
-    graph = _Reader(loaded, imports).graph()
-    _reorder(proto.graph, graph.nodes)
+    reserved = unique_names(proto, loaded.tensors) if include_subgraph else frozenset()
+    graph = replace(read_graph(loaded, imports), reserved=reserved)
     small = skeleton(proto, loaded.tensors)
     check(small)
     return Source(graph, proto, loaded.tensors, loaded.path, hints(small))
 
 
-def _name_nodes(graph: onnx.GraphProto) -> None:
-    """Every node of the main graph gets a name of its own."""
-    taken = {n.name for n in graph.node if n.name}
-    seen: set[str] = set()
-    for k, node in enumerate(graph.node):
-        if not node.name:
-            node.name = fresh_name(f"{node.op_type}_{k}", taken)
-        elif node.name in seen:
-            node.name = fresh_name(node.name, taken)
-        seen.add(node.name)
+def read_graph(
+    loaded: Loaded, imports: Mapping[str, int], types: Mapping[str, TensorType | None] | None = None
+) -> Graph:
+    """The graph of a loaded model, whose nodes are put in its order. `types`, if given, hold for the inputs."""
+    graph = _Reader(loaded, imports, types).graph()
+    _reorder(loaded.proto.graph, graph.nodes)
+    return graph
 
 
-def _drop_constant_inputs(graph: onnx.GraphProto, tensors: Mapping[str, onnx_ir.TensorProtocol]) -> None:
-    kept = [onnx.ValueInfoProto.FromString(i.SerializeToString()) for i in graph.input if i.name not in tensors]
+def drop_inputs(graph: onnx.GraphProto, names: Container[str]) -> None:
+    """The graph without the inputs of these names, which are constants."""
+    kept = [onnx.ValueInfoProto.FromString(i.SerializeToString()) for i in graph.input if i.name not in names]
     del graph.input[:]
     graph.input.extend(kept)
 
@@ -109,10 +109,13 @@ def _reorder(graph: onnx.GraphProto, nodes: tuple[Node, ...]) -> None:
 class _Reader:
     """Builds one Graph; holds the table of values while doing so."""
 
-    def __init__(self, loaded: Loaded, imports: Mapping[str, int]) -> None:
+    def __init__(
+        self, loaded: Loaded, imports: Mapping[str, int], types: Mapping[str, TensorType | None] | None
+    ) -> None:
         self.proto = loaded.proto
         self.tensors = loaded.tensors
         self.imports = imports
+        self.types = types
         self.opset = imports.get("", 0)
         self.functions = {(f.domain, f.name) for f in loaded.proto.functions}
         self.values: dict[str, Value] = {}
@@ -141,7 +144,7 @@ class _Reader:
     def _inputs(self) -> tuple[Value, ...]:
         symbols = {d.dim_param for i in self.proto.graph.input for d in i.type.tensor_type.shape.dim}
         for info in self.proto.graph.input:
-            value = Value(info.name, type_of(info, symbols))
+            value = Value(info.name, type_of(info, symbols) if self.types is None else self.types[info.name])
             self.values[info.name] = value
             if info.name in self.tensors:
                 self.defaults[value] = TensorConst(self.tensors[info.name])

@@ -46,5 +46,5 @@ def with_origin(node: Node, more: Iterable[str]) -> Node:
 
 
 def taken_names(graph: Graph) -> set[str]:
-    """Names of all values and nodes."""
-    return {v.name for v in graph.values()} | {n.name for n in graph.nodes}
+    """Names of all values and nodes, and those that other graphs of the model use."""
+    return {v.name for v in graph.values()} | {n.name for n in graph.nodes} | graph.reserved

@@ -31,10 +31,10 @@ class Typed:
     refusals: Mapping[Node, Refusal]
 
 
-def infer_types(graph: Graph, hints: Hints | None = None) -> Typed:
-    """Type every value of `graph` (see the module docstring)."""
+def infer_types(graph: Graph, hints: Hints | None = None, known: Mapping[Value, Known] | None = None) -> Typed:
+    """Type every value of `graph` (see the module docstring). `known` are elements of inputs."""
     hints = hints or {}
-    facts = _constant_facts(graph)
+    facts = {**(known or {}), **_constant_facts(graph)}
     new: dict[Value, Value] = {}
     nodes: list[Node] = []
     refusals: dict[Node, Refusal] = {}

@@ -434,7 +434,7 @@ def _calls(x: Kernels | Plans, kernels: tuple[Kernel, ...]) -> None:
             for v, t in zip(have, want, strict=True):
                 fits = v.type is not None and (v.type.dtype, v.type.rank) == (t.dtype, t.rank)
                 c.need(fits, "IR_PLAN", f"group {gid} passes {v}: {v.type} as {t}")
-    known = {g.id for g in x.partition.groups}
+    known = {g.id for p in x.partitions for g in p.groups}
     have_verdict = set(x.calls) | set(x.refused)
     c.item = x
     c.need(have_verdict == known, "IR_PLAN", f"groups without a verdict, or unknown: {sorted(have_verdict ^ known)}")

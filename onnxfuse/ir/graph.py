@@ -108,12 +108,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """A model's main graph.
+    """A model's main graph, or a body of control flow as a graph of its own.
 
     inputs    true inputs and overridable initializers, in the model's order
     consts    values with fixed data (initializers that are not overridable, folded constants)
     defaults  overridable initializers: both an input and a default value; never folded
     opset     default-domain opset of the model; imports has every domain
+    reserved  names other graphs of the model use: no new value or node may take one
     """
 
     name: str
@@ -124,6 +125,7 @@ class Graph:
     opset: int
     imports: Mapping[str, int] = field(default_factory=dict)
     defaults: Mapping[Value, Constant] = field(default_factory=dict)
+    reserved: frozenset[str] = frozenset()
 
     def values(self) -> Iterator[Value]:
         """Every value once: inputs, constants, then node outputs in order."""

@@ -18,7 +18,7 @@ scratch takes its own slice: `scratch + offset(phase) + task * bytes_per_task`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from onnxfuse.errors import Refusal
@@ -113,22 +113,41 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """What kernelize returns. `partition` may be finer than what came in (a group that cannot be one kernel)."""
+    """What kernelize returns. `partition` may be finer than what came in (a group that cannot be one kernel).
+
+    bodies   partitions of control flow bodies, outer ones first; numbers of groups are unique over all partitions
+    """
 
     partition: Partition
     kernels: tuple[Kernel, ...]  # distinct ones
     calls: Mapping[int, Call]  # by group id
     refused: Mapping[int, Refusal]  # group id -> why its nodes stay with onnxruntime
+    bodies: tuple[Partition, ...] = ()
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """The main graph's, then the bodies'."""
+        return (self.partition, *self.bodies)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plans:
-    """One plan per distinct kernel; `calls` and `refused` as in Kernels, after the planner had its say."""
+    """One plan per distinct kernel; `calls`, `refused` and `bodies` as in Kernels, after the planner had its say."""
 
     partition: Partition
     plans: tuple[Plan, ...]
     calls: Mapping[int, Call] = field(default_factory=dict)
     refused: Mapping[int, Refusal] = field(default_factory=dict)
+    bodies: tuple[Partition, ...] = ()
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """The main graph's, then the bodies'."""
+        return (self.partition, *self.bodies)
+
+    def scope(self, k: int) -> Plans:
+        """The same plans seen from partition `k` alone."""
+        return replace(self, partition=self.partitions[k], bodies=())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,8 @@ from onnxfuse.ops.table import opaque, shaped
 
 _DATA = "the output shape or order depends on data"
 _SEQUENTIAL = "every element depends on the one before"
-_CONTROL = "control flow; bodies are kept as they are"
+_CONTROL = "control flow; what its bodies hold is optimized with --include-subgraph only"
+_MAPPED = "control flow; the body is kept as it is"
 _RANDOM = "random; must not be moved or merged"
 _CONTAINER = "not a dense tensor"
 _STRING = "strings stay with the runtime"
@@ -23,7 +24,8 @@ _GATHER = "run-time indices are checked by the runtime"
 
 _ROWS: tuple[tuple[str, str], ...] = (
     *((n, _DATA) for n in ("NonZero", "Unique", "Compress", "NonMaxSuppression", "Multinomial")),
-    *((n, _CONTROL) for n in ("If", "Loop", "Scan", "SequenceMap")),
+    *((n, _CONTROL) for n in ("If", "Loop", "Scan")),
+    ("SequenceMap", _MAPPED),
     *((n, _RANDOM) for n in ("RandomNormal", "RandomUniform")),
     *((n, _CONTAINER) for n in (
         "SequenceConstruct", "SequenceAt", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceLength",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,32 +34,56 @@ from onnxfuse.schedule.program import Program, program
 NAME_OPS = 6  # op names that go into a kernel's name
 
 
-def kernelize(partition: Partition) -> Kernels:
-    """A kernel for every group (see the module docstring)."""
-    partition, tails = _absorbed(partition)
-    names = {item.node.name for item in partition.loops.items}
-    kernels: dict[str, Kernel] = {}
-    calls: dict[int, Call] = {}
-    refused: dict[int, Refusal] = {}
-    groups: list[Group] = []
-    decisions: list[Decision] = []
-    split_id = 1 + max((g.id for g in partition.groups), default=0)
-    for group in partition.groups:
-        parts, why = _buildable(group, split_id, partition.loops, tails.get(group.id))
-        split_id += len(parts)
-        if why is not None:
-            decisions.append(_split_record(group, why))
-        for part, made in parts:
-            groups.append(part)
-            if isinstance(made, Refusal):
-                refused[part.id] = made
-                continue
-            key, kernel, inputs = made
-            shared = kernels.setdefault(key, kernel)
-            calls[part.id] = Call(shared, inputs, part.writes, fresh_name(_label(part), names))
-    if decisions:
-        partition = replace(partition, groups=tuple(groups), decisions=partition.decisions + tuple(decisions))
-    return Kernels(partition, tuple(kernels.values()), calls, refused)
+def kernelize(partition: Partition, bodies: Sequence[Partition] = ()) -> Kernels:
+    """A kernel for every group of all partitions, which are renumbered (see the module docstring)."""
+    made = _Kernelizer({item.node.name for p in (partition, *bodies) for item in p.loops.items})
+    main, *inner = [made.add(p) for p in (partition, *bodies)]
+    return Kernels(main, tuple(made.kernels.values()), made.calls, made.refused, tuple(inner))
+
+
+@dataclass(slots=True)
+class _Kernelizer:
+    """Kernels so far. `names` are those of nodes, `next_id` is the first number no group has."""
+
+    names: set[str]
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    calls: dict[int, Call] = field(default_factory=dict)
+    refused: dict[int, Refusal] = field(default_factory=dict)
+    next_id: int = 0
+
+    def add(self, partition: Partition) -> Partition:
+        """Kernels for one partition. Returns it with the groups there are now."""
+        partition, tails = _absorbed(_numbered(partition, self.next_id))
+        groups: list[Group] = []
+        decisions: list[Decision] = []
+        self.next_id = 1 + max((g.id for g in partition.groups), default=self.next_id - 1)
+        for group in partition.groups:
+            parts, why = _buildable(group, self.next_id, partition.loops, tails.get(group.id))
+            self.next_id += len(parts)
+            if why is not None:
+                decisions.append(_split_record(group, why))
+            for part, made in parts:
+                groups.append(part)
+                self._call(part, made)
+        if not decisions:
+            return partition
+        return replace(partition, groups=tuple(groups), decisions=partition.decisions + tuple(decisions))
+
+    def _call(self, part: Group, made: Built | Refusal) -> None:
+        if isinstance(made, Refusal):
+            self.refused[part.id] = made
+            return
+        key, kernel, inputs = made
+        shared = self.kernels.setdefault(key, kernel)
+        self.calls[part.id] = Call(shared, inputs, part.writes, fresh_name(_label(part), self.names))
+
+
+def _numbered(partition: Partition, first: int) -> Partition:
+    """The partition with its groups numbered from `first` on."""
+    if first == 0:
+        return partition
+    groups = tuple(replace(g, id=first + k) for k, g in enumerate(partition.groups))
+    return replace(partition, groups=groups)
 
 
 Built = tuple[str, Kernel, tuple[Value, ...]]

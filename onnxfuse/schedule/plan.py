@@ -29,7 +29,7 @@ def plan(kernels: Kernels, target: Target, skip: Collection[str] = ()) -> Plans:
             chosen[kernel] = found
     calls = {g: c for g, c in kernels.calls.items() if c.kernel in chosen}
     refused = {**kernels.refused, **{g: failed[c.kernel] for g, c in kernels.calls.items() if c.kernel in failed}}
-    return Plans(kernels.partition, tuple(chosen.values()), calls, refused)
+    return Plans(kernels.partition, tuple(chosen.values()), calls, refused, kernels.bodies)
 
 
 def plan_kernel(kernel: Kernel, target: Target, skip: Collection[str] = ()) -> Plan | Refusal:

@@ -11,8 +11,10 @@ from typing import Protocol
 
 from onnxfuse.config import Config
 from onnxfuse.errors import VerifyError
+from onnxfuse.ir.bodies import BodyFiles
 from onnxfuse.verify import ort
-from onnxfuse.verify.child import Job, apart
+from onnxfuse.verify.bodies import BodiesJob
+from onnxfuse.verify.child import Job, apart, bodies_apart
 from onnxfuse.verify.compare import Report
 
 
@@ -24,6 +26,9 @@ class Pair(Protocol):
 
     @property
     def library(self) -> Path | None: ...
+
+    @property
+    def bodies(self) -> tuple[BodyFiles, ...]: ...
 
 
 class Bundle(Protocol):
@@ -38,7 +43,10 @@ def verify_bundle(
     """Write to `folder` and compare there (see `verify_pair`)."""
     original = ort.in_file(model, folder / "original.onnx")
     with bundle.staged(folder / "model.onnx") as pair:
-        return verify_pair(original, pair.model, pair.library, config, custom_op_libraries, called=ort.describe(model))
+        called = ort.describe(model)
+        return verify_pair(
+            original, pair.model, pair.library, config, custom_op_libraries, called=called, bodies=pair.bodies
+        )
 
 
 def verify_pair(
@@ -49,8 +57,9 @@ def verify_pair(
     custom_op_libraries: Sequence[Path] = (),
     *,
     called: str = "",
+    bodies: Sequence[BodyFiles] = (),
 ) -> tuple[Report, ...]:
-    """Compare without and with the library, in a process of its own; all reports when they agree.
+    """Compare without and with the library, in a process of its own; all reports when they agree, bodies' last.
 
     Raises VerifyError: E_MISMATCH, whose `reports` attribute holds the comparison for printing, or E_VERIFY_CRASH.
     `called` is how reports and messages name the original, when not by its path.
@@ -59,6 +68,9 @@ def verify_pair(
     libraries = (None, library) if library is not None else (None,)
     job = Job(model, saved, libraries, config.verify, tuple(custom_op_libraries))
     reports = tuple(replace(r, reference=called.strip("'")) for r in apart(job))
+    if bodies and all(r.ok for r in reports):
+        inner = BodiesJob(model, tuple(bodies), libraries, config.verify, tuple(custom_op_libraries))
+        reports += bodies_apart(inner)
     narrowed = reports[0].narrowed if not config.overwrite_input_shape and not config.dim_params else ()
     if all(r.ok for r in reports) and not narrowed:
         return reports

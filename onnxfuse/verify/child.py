@@ -16,12 +16,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 
 from onnxfuse.config import VerifyConfig
 from onnxfuse.errors import UsageError, VerifyError
+from onnxfuse.ir.bodies import BodyFiles
+from onnxfuse.verify.bodies import BodiesJob, step_of
 from onnxfuse.verify.compare import Report, compare_many
 
 T_co = TypeVar("T_co", covariant=True)
@@ -62,6 +65,33 @@ class Work(Protocol[T_co]):
 
 def apart(job: Work[T_co]) -> tuple[T_co, ...]:
     """Run the job in a child. Raises what it raised, VerifyError E_VERIFY_CRASH if it did not live to say."""
+    return _apart(job)
+
+
+def bodies_apart(job: BodiesJob) -> tuple[Report, ...]:
+    """The same for bodies; where an original ends the child (a branch may rely on its condition), without that one."""
+    while True:
+        try:
+            return _apart(job, partial(_ended_by, job))
+        except _EndedBy as ended:
+            job = replace(job, skip=job.skip | {ended.number})
+
+
+class _EndedBy(Exception):  # noqa: N818 - never leaves this file
+    """The original of body `number` ended the child."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _ended_by(job: BodiesJob, step: str) -> None:
+    found: BodyFiles | None = next((b for b in job.bodies if step.startswith(f"{step_of(b)}:")), None)
+    if found is not None and "original" in step.removeprefix(step_of(found)):
+        raise _EndedBy(found.number)
+
+
+def _apart(job: Work[T_co], crashed: Callable[[str], None] | None = None) -> tuple[T_co, ...]:
     with tempfile.TemporaryFile() as log:
         try:
             process = _start(log)
@@ -70,6 +100,8 @@ def apart(job: Work[T_co]) -> tuple[T_co, ...]:
         try:
             result = _talk(process, job)
         except _Gone as gone:
+            if crashed is not None:
+                crashed(gone.step)
             raise _crash(process.wait(), gone.step, _text(log)) from None
         finally:
             _end(process)

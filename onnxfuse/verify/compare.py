@@ -112,6 +112,7 @@ class Report:
     narrowed  inputs with dimensions that are free in the reference and fixed in the candidate (allowed: the samples
               respect them)
     loaded    False when onnxruntime refused to load the candidate or a library
+    skipped   why there was nothing to compare (a body of control flow that does not run alone)
     """
 
     reference: str
@@ -121,10 +122,11 @@ class Report:
     error: str = ""
     narrowed: tuple[str, ...] = ()
     loaded: bool = True
+    skipped: str = ""
 
     @property
     def ok(self) -> bool:
-        return not self.error and bool(self.runs) and all(r.ok for r in self.runs)
+        return bool(self.skipped) or (not self.error and bool(self.runs) and all(r.ok for r in self.runs))
 
     @property
     def failed_outputs(self) -> tuple[str, ...]:
@@ -148,6 +150,8 @@ class Report:
     def summary(self) -> str:
         """One line for people."""
         with_what = "with the library" if self.libraries else "without the library"
+        if self.skipped:
+            return f"not compared: {self.skipped}"
         if self.ok:
             return f"agrees {with_what}: {len(self.runs)} run(s), {len(self.runs[0].outputs)} output(s)"
         reason = self.error or next((r.error for r in self.runs if r.error), "")
@@ -372,11 +376,13 @@ def compare_many(
     threads: int = 0,
     step: Callable[[str], None] | None = None,
     lean: bool = False,
+    given: Sequence[Sample] = (),
 ) -> tuple[Report, ...]:
     """`compare` once per entry of `libraries` (None = without ours), running the reference once for all.
 
     One session lives at a time (two for a moment when the reference has free dimensions), because models are large.
-    `step` hears what is about to be done; `lean` leaves weights in the candidate's file where it can (see mapped.py).
+    `step` hears what is about to be done; `lean` leaves weights in the candidate's file where it can (see mapped.py);
+    `given` are inputs to use instead of those `config` asks for.
     """
     config = config or VerifyConfig()
     step = step or _silent
@@ -388,7 +394,7 @@ def compare_many(
         step(f"loading {_called(libraries[0])}")
         wanted = _narrower(wanted, _load(candidate, sets[0], interface, level, threads).specs)
     step("running the original model")
-    pairs = list(samples(expected, config, wanted))
+    pairs = [(s, ort.run(expected, s.feeds)) for s in given] or list(samples(expected, config, wanted))
     del expected
     names = ort.describe(reference).strip("'"), ort.describe(candidate).strip("'")
 

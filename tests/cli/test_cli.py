@@ -187,9 +187,10 @@ def test_inspect_reads_the_record_of_an_optimized_model(onnxfuse, model):
     member = {"name": "n0", "op": "Exp", "origin": ["n0"]}
     group = {
         "name": "g0", "op_type": "fused_exp", "kind": "elemwise", "anchor": None, "template": "rowwise",
-        "members": [member], "reads": ["x"], "writes": ["y"], "bytes": 32, "operations": 4,
+        "members": [member], "reads": ["x"], "writes": ["y"], "bytes": 32, "operations": 4, "scope": "",
     }  # fmt: skip
     record = {"groups": [group], "left": [{"name": "n1", "op": "NonZero", "code": "UN_OPAQUE", "why": "because"}]}
+    record["left"][0]["scope"] = ""
     proto.metadata_props.add(key="onnxfuse.inspection", value=json.dumps(record))
     onnx.save(proto, path)
     data = json.loads(onnxfuse("inspect", path, "--json").out)

@@ -117,7 +117,7 @@ def test_every_decision_reproduces_when_the_edge_is_asked_for(onnxfuse):
 @given(models())
 def test_the_answer_about_any_edge_is_what_the_partition_says(drawn):
     source, plans, layout = planned(*drawn)
-    found = answers(source, layout, plans)
+    found = answers([source], [layout], plans)
     pairs = [(d.stage, d.a, d.b) for d in plans.partition.decisions]
     assert len(pairs) == len(set(pairs))  # one record per pair and stage
     home = {c.out.name: g.id for g in plans.partition.groups for c in g.members}

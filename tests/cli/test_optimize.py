@@ -56,7 +56,7 @@ def test_the_data_has_the_schema_of_inspect(onnxfuse, model, tmp_path):
     data = json.loads(result.out)
     (group,) = data["groups"]
     fields = {"name", "op_type", "kind", "anchor", "template", "members", "reads", "writes", "bytes", "operations"}
-    assert set(group) == fields
+    assert set(group) == fields | {"scope"}
     assert [m["op"] for m in group["members"]] == ["Exp", "Add", "Relu"]
     assert (group["reads"], group["writes"], group["bytes"]) == (["x"], ["y"], 32)
     assert data["left"] == []
@@ -97,7 +97,7 @@ def test_a_dry_run_writes_nothing(onnxfuse, model, tmp_path):
 def test_verbose_times_every_stage_on_standard_error(onnxfuse, model):
     result = onnxfuse("optimize", model("a.onnx", CHAIN), "--dry-run", "-v")
     stages = [line.split()[0] for line in result.err.splitlines()]
-    assert stages[:3] == ["read", "prepare", "atomize"]
+    assert stages[:4] == ["read", "prepare", "bodies", "atomize"]
     assert stages[-1] == "verify"
 
 
@@ -143,7 +143,7 @@ def test_trace_prints_a_stage_and_stops(onnxfuse, model, tmp_path):
     assert result.code == 0
     assert result.out.startswith("; after lower")
     assert "total" in result.err
-    assert (tmp_path / "stages" / "04_lower.txt").is_file()
+    assert (tmp_path / "stages" / "05_lower.txt").is_file()
     assert is_one_error(onnxfuse("trace", source, "--stop-after", "frobnicate"), "E_FLAG")
 
 
