@@ -29,7 +29,10 @@ class FusionConfig:
     local_budget: int = 256 * 1024  # bytes of private buffers per outer iteration: half an L2
     rounds: int = 10  # merge rounds; Ascend and Inductor
     candidate_window: int = 64  # neighbours tried per value; Inductor
-    span: int = 64  # topological distance of a horizontal pair; Inductor
+    max_sibling_nodes: int = 16  # atomic nodes of a group formed by a horizontal pair; Inductor's CPU backend
+    sibling_window: int = 8  # siblings tried per reader of a value: as many as a group may have outputs
+    span: int = 64  # groups between the two of a horizontal pair, in the order of execution; Inductor
+    peak_memory: int = 13 << 30  # bytes of the outputs of a horizontal pair; Ascend CanFuse
     cycle_window: int = 8192  # groups visited by one cycle test
     skip: frozenset[str] = frozenset()  # rule codes switched off (--skip-fusion-patterns)
     keep: frozenset[str] = frozenset()  # node names that stay alone (--keep)

@@ -24,7 +24,7 @@ def reference(m: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarr
     return ort.InferenceSession(m.SerializeToString(), options).run(None, feeds)
 
 
-def agrees(m: onnx.ModelProto, tmp_path: Path, *feeds: dict[str, np.ndarray]) -> Plans:
+def agrees(m: onnx.ModelProto, tmp_path: Path, *feeds: dict[str, np.ndarray], tol: float = 1e-5) -> Plans:
     """Optimize, run every feed without and with the library, compare; the plans for further questions."""
     bundle = onnxfuse.optimize(m, verify=False)
     out = tmp_path / "out.onnx"
@@ -37,7 +37,7 @@ def agrees(m: onnx.ModelProto, tmp_path: Path, *feeds: dict[str, np.ndarray]) ->
         for session in sessions:
             for a, b in zip(want, session.run(None, feed), strict=True):
                 assert a.dtype == b.dtype
-                np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(b, a, rtol=tol, atol=tol)
     return bundle.plans
 
 
@@ -272,3 +272,25 @@ def test_a_reshaped_value_that_others_read_is_not_renamed(tmp_path: Path) -> Non
     }""")
     plans = agrees(m, tmp_path, {"x": random(2, 6)})
     assert [r.code for r in plans.refused.values()] == ["NF_FREE_VIEW"]
+
+
+SIBLINGS = """
+agraph (TYPE[B, 3, W] x, TYPE[W] b) => (TYPE[B, 3, 1] s, TYPE[B, 3, 1] q, TYPE[B, 3, 1] m, TYPE[B, 3, W] e, TYPE[B, 3, W] y) {
+    s = ReduceMean <axes = [2]> (x)
+    x2 = Mul (x, x)
+    q = ReduceMean <axes = [2]> (x2)
+    m = ReduceMax <axes = [2]> (x)
+    e = Tanh (x)
+    y = Add (x, b)
+}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16", "double"])
+@pytest.mark.parametrize("width", [1, 5, 64, 301])
+def test_readers_of_one_value_share_a_kernel_with_several_outputs(tmp_path: Path, dtype: str, width: int) -> None:
+    m = model(SIBLINGS.replace("TYPE", dtype))
+    numpy = {"float": np.float32, "float16": np.float16, "double": np.float64}[dtype]
+    feeds = [{"x": random(b, 3, width).astype(numpy), "b": random(width).astype(numpy)} for b in (1, 4)]
+    plans = agrees(m, tmp_path, *feeds, tol=max(1e-5, 2 * float(np.finfo(numpy).eps)))
+    assert [len(p.kernel.outputs) for p in plans.plans] == [5]

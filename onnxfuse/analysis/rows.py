@@ -2,7 +2,9 @@
 
 A row program is `for every point of the outer axes: stage, stage, ...`; a stage may read of another stage only what
 the same iteration made. So an axis of one member *is* an axis of another exactly when the reader indexes that
-dimension with the bare variable; such axes form a class (union-find). Extents never decide.
+dimension with the bare variable; such axes form a class (union-find). Extents never decide. Members that do not
+depend on each other (siblings: sum and sum of squares) are tied by what both read from outside: axes that index the
+same dimension of the same value by bare variables are equal.
 
     outer      with reductions: the axes every reduction keeps (all reductions must keep the same);
                without: the axes of the written values (all must have the same, in the same order)
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from onnxfuse.analysis.kinds import same_extent
 from onnxfuse.analysis.maps import inline_loads
@@ -33,6 +36,7 @@ from onnxfuse.ir.types import Dim
 
 __all__ = ["EXPENSIVE", "RowMap", "inline_loads", "rows"]
 
+T = TypeVar("T")
 EXPENSIVE = 8  # Prim.cost from which a value is never computed twice (ir/prims.py)
 
 
@@ -104,7 +108,9 @@ def rows(
             for ld in (loads(*roots[c.out]) if c.out in roots else loads_of(c))
             if ld.source in made
         ]
-        found = _solve([c for c in members if c.out not in inline], reads, written, level)
+        solid = [c for c in members if c.out not in inline]
+        bridges = _bridges([(c, loads(*roots[c.out]) if c.out in roots else loads_of(c)) for c in solid], made)
+        found = _solve(solid, reads, written, level, bridges)
         if isinstance(found, Refusal):
             return found
         if isinstance(found, RowMap):
@@ -150,32 +156,72 @@ def _unit(a: Axis) -> bool:
     return a.extent == 1  # an expression is never equal to a number
 
 
-class _Classes:
-    """Union-find over axes."""
+class _Classes(Generic[T]):
+    """Union-find."""
 
     __slots__ = ("_parent",)
 
     def __init__(self) -> None:
-        self._parent: dict[Axis, Axis] = {}
+        self._parent: dict[T, T] = {}
 
-    def find(self, a: Axis) -> Axis:
+    def find(self, a: T) -> T:
         parent = self._parent
         while (up := parent.get(a, a)) is not a:
             parent[a] = parent.get(up, up)
             a = up
         return a
 
-    def join(self, a: Axis, b: Axis) -> None:
+    def join(self, a: T, b: T) -> None:
         a, b = self.find(a), self.find(b)
         if a is not b:
             self._parent[a] = b
 
 
+def bare(ld: Load) -> bool:
+    """Reads every element of its source once, each dimension by one variable."""
+    return all(
+        d == 1 or (isinstance(ix, Var) and same_extent(ix.axis.extent, d))
+        for ix, d in zip(ld.index, ld.source.tensor.shape, strict=True)
+    )
+
+
+def _bridges(members: list[tuple[Compute, list[Load]]], made: Collection[Value]) -> list[tuple[Axis, Axis]]:
+    """Axes of members that do not depend on each other, equal because they index the same value from outside."""
+    part = _Classes[Value]()
+    for c, found in members:
+        for ld in found:
+            if ld.source in made:
+                part.join(ld.source, c.out)
+    if len({part.find(c.out) for c, _ in members}) < 2:
+        return []
+    first: dict[Value, dict[Value, Load]] = {}  # value from outside -> part -> how it is read there
+    for c, found in members:
+        for ld in found:
+            if ld.source not in made and bare(ld):
+                first.setdefault(ld.source, {}).setdefault(part.find(c.out), ld)
+    out: list[tuple[Axis, Axis]] = []
+    for by_part in first.values():
+        one, *others = by_part.values()
+        for other in others:
+            out += [
+                (x.axis, y.axis)
+                for x, y in zip(one.index, other.index, strict=True)
+                if isinstance(x, Var) and isinstance(y, Var)
+            ]
+    return out
+
+
 def _solve(
-    members: list[Compute], reads: list[_Read], written: set[Value], level: Mapping[Value, int]
+    members: list[Compute],
+    reads: list[_Read],
+    written: set[Value],
+    level: Mapping[Value, int],
+    bridges: Sequence[tuple[Axis, Axis]],
 ) -> RowMap | Refusal | dict[Value, _Problem]:
     """A row map, a refusal, or values that have to be inlined first and why."""
     classes, bent = _link(reads)
+    for one, other in bridges:
+        classes.join(one, other)
     find = classes.find
     klass: dict[Axis, Axis] = {}  # class of every axis with more than one point
     kept: dict[Value, list[Axis]] = {}  # classes of a member's axes
@@ -211,9 +257,9 @@ def _solve(
     return RowMap(outer, axis_of, frozenset(), level, _buffers(members, reads, axis_of, level))
 
 
-def _link(reads: list[_Read]) -> tuple[_Classes, list[tuple[_Read, int]]]:
+def _link(reads: list[_Read]) -> tuple[_Classes[Axis], list[tuple[_Read, int]]]:
     """Join axes that are read by their bare variable; return the dimensions that are read in any other way."""
-    classes = _Classes()
+    classes = _Classes[Axis]()
     bent: list[tuple[_Read, int]] = []
     for r in reads:
         for d, (ix, axis) in enumerate(zip(r.load.index, r.source.axes, strict=True)):

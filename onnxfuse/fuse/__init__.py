@@ -1,10 +1,10 @@
 """Fusion: which Computes run together.  LoopGraph -> Partition.
 
-    mode      stage A (group.py)          stage B (merge.py, rules.py)
+    mode      stage A (group.py)          stages B and C (merge.py; rules.py, siblings.py)
     none      -                           -                              every Compute alone
     tvm       node-kind edges, cap 256    -                              TVM's partition
     canfuse   per-edge kinds, cap 64/65   pairwise vertical growth
-    full      per-edge kinds, cap 64/65   pairwise vertical growth
+    full      per-edge kinds, cap 64/65   pairwise vertical growth, then siblings that read the same value
 
 What holds afterwards: every live Compute is in exactly one group; the groups are in a topological order of the
 quotient graph (which has no cycle, nodes that stay included); a group holds at most one anchor; a value that is a
@@ -26,7 +26,7 @@ from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.dominators import PostDominators, post_dominators
 from onnxfuse.fuse.facts import Facts, facts
 from onnxfuse.fuse.group import FUSED, NF_A_DEPTH, NF_A_EDGE_KIND, NF_A_PATH_KIND, NF_A_SINK_KIND, Growth, grow
-from onnxfuse.fuse.merge import stage_b
+from onnxfuse.fuse.merge import grow_groups
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, LoopGraph, Opaque
 from onnxfuse.ir.op import Kind
@@ -63,7 +63,7 @@ def _fuse(loops: LoopGraph, config: FusionConfig) -> Partition:
     owner = growth.root
     more: tuple[Decision, ...] = ()
     if config.mode is not FusionMode.TVM and config.rounds > 0:
-        owner, more = stage_b(known, owner, quotient_order(known, owner), config)
+        owner, more = grow_groups(known, owner, quotient_order(known, owner), config)
     considered = (v for v in range(len(known.items)) if growth.code[v])
     records = tuple(_record_a(known, growth, tree.parent[v], v, owner, _cap(config)[0]) for v in considered)
     return partition(loops, known, owner, records + more)

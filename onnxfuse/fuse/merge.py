@@ -1,4 +1,4 @@
-"""Stage B: pairwise vertical growth of stage A's groups (CanFuse).
+"""Stages B and C: pairwise growth of stage A's groups, along edges (CanFuse), then between siblings.
 
 Rounds: list every (producer group, consumer group) that share a value, most traffic saved first; join greedily, every
 pair judged anew against the groups as they are; stop when a round joins nothing. Deterministic.
@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 from onnxfuse.analysis import traffic
 from onnxfuse.analysis.rows import rows
-from onnxfuse.config import FusionConfig
+from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.errors import Refusal
 from onnxfuse.fuse.facts import Facts
 from onnxfuse.fuse.group import ANCHOR
 from onnxfuse.fuse.rules import LAUNCH_BYTES, Cluster, No, Pair, first_refusal
+from onnxfuse.fuse.siblings import SIBLINGS
 from onnxfuse.ir.expr import Load, Var
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, Opaque, depends
@@ -50,6 +51,18 @@ class Candidate(NamedTuple):
     versions: tuple[int, int]
 
 
+class Siblings(NamedTuple):
+    """Two clusters that read a common value, and an item of either that does."""
+
+    common: int
+    span: int
+    at: int
+    a: int
+    b: int
+    first: int
+    second: int
+
+
 class Merger:
     """State of stage B: clusters, their quotient graph and its topological order."""
 
@@ -67,6 +80,7 @@ class Merger:
         self.bytes: dict[Value, int] = {}
         self.splits = 0
         self.records: dict[tuple[Value, int], Decision] = {}
+        self.sibling_records: dict[tuple[int, int], Decision] = {}
         self.refused: dict[tuple[int, int], tuple[int, int]] = {}
         members: dict[int, list[int]] = {o: [] for o in order}
         for i, o in enumerate(owner):
@@ -96,7 +110,86 @@ class Merger:
                 return
 
     def join_siblings(self) -> None:
-        """Stage C."""
+        """Stage C: groups that read the same value, after all that could join along an edge has; then those again."""
+        reading = self._reading()
+        for _ in range(self.config.rounds):
+            self._renumber()
+            joined = False
+            for c in self._sibling_candidates(reading):
+                joined = self._try_siblings(c) or joined
+            if not joined:
+                return
+            self.grow()
+
+    def _reading(self) -> dict[Value, list[int]]:
+        """Readers of every value that is worth not reading twice, made here or not."""
+        out: dict[Value, list[int]] = {}
+        for i, item in enumerate(self.known.items):
+            if isinstance(item, Compute):
+                for v in dict.fromkeys(ld.source for ld in self.known.loads[item.out]):
+                    out.setdefault(v, []).append(i)
+        least = self.config.min_saved_bytes
+        return {v: readers for v, readers in out.items() if len(readers) > 1 and self._nbytes(v) >= least}
+
+    def _sibling_candidates(self, reading: dict[Value, list[int]]) -> list[Siblings]:
+        """Pairs of groups that read a common value and not each other, the pair with most in common first."""
+        found: dict[tuple[int, int], Siblings] = {}
+        home, place = self.home, self.place
+        for readers in reading.values():
+            by: dict[int, int] = {}
+            for r in readers:
+                by.setdefault(home[r], r)
+            if len(by) < 2:
+                continue
+            near = sorted(by, key=place.__getitem__)
+            for k, a in enumerate(near):
+                for b in near[k + 1 : k + 1 + self.config.sibling_window]:
+                    if (a, b) in found or b in self.succ[a] or self._settled(a, b):
+                        continue
+                    found[a, b] = Siblings(self._common(a, b), place[b] - place[a], place[a], a, b, by[a], by[b])
+        return sorted(found.values(), key=lambda c: (-c.common, c.span, c.at))
+
+    def _settled(self, a: int, b: int) -> bool:
+        """Refused before, and neither has changed."""
+        return self.refused.get((a, b)) == self._versions(a, b)
+
+    def _try_siblings(self, c: Siblings) -> bool:
+        """Judge a horizontal pair and join it if nothing speaks against it."""
+        a, b = self.find(c.a), self.find(c.b)
+        if a == b:
+            return False
+        if self.place[a] > self.place[b]:
+            a, b = b, a
+        if b in self.succ[a] or self._settled(a, b):
+            return False
+        pair = Pair(
+            self.clusters[a],
+            self.clusters[b],
+            self.config,
+            self._computes,
+            self._leaves,
+            self._nbytes,
+            self._loads,
+            span=(self.place[b] - self.place[a]) // GAP,
+        )
+        no = first_refusal(pair, SIBLINGS)
+        if no is not None:
+            self.refused[a, b] = self._versions(a, b)
+            self._record_siblings(c, pair, no)
+            return False
+        reached = self._reach(a, b)
+        if isinstance(reached, No):
+            self._record_siblings(c, pair, reached)
+            return False
+        self._record_siblings(c, pair, None)
+        self._join(pair, reached)
+        return True
+
+    def _record_siblings(self, c: Siblings, pair: Pair, no: No | None) -> None:
+        numbers: tuple[tuple[str, Number], ...] = (("saved", pair.saved),) if no is None else no.numbers
+        verdict, code = (Verdict.FUSED, FUSED) if no is None else (Verdict.REFUSED, no.code)
+        names = self.known.name(c.first), self.known.name(c.second)
+        self.sibling_records[c.first, c.second] = Decision("C", *names, Relation.HORIZONTAL, verdict, code, numbers)
 
     def _renumber(self) -> None:
         """Places GAP apart, in the same order."""
@@ -106,13 +199,9 @@ class Merger:
 
     def decisions(self) -> tuple[Decision, ...]:
         """One record per considered (value, reader); a pair that got together by another way counts as fused."""
-        out: list[Decision] = []
-        for (v, reader), d in self.records.items():
-            together = self.home[self.known.producer[v]] == self.home[reader]
-            if together and d.verdict is Verdict.REFUSED:
-                d = Decision("B", d.a, d.b, d.relation, Verdict.FUSED, FUSED, (("via", "another pair"),))
-            out.append(d)
-        return tuple(out)
+        pairs = [(self.known.producer[v], reader, d) for (v, reader), d in self.records.items()]
+        pairs += [(a, b, d) for (a, b), d in self.sibling_records.items()]
+        return tuple(_met(d) if self.home[a] == self.home[b] else d for a, b, d in pairs)
 
     def _cluster(self, o: int, items: list[int]) -> Cluster:
         reads: set[Value] = set()
@@ -186,10 +275,10 @@ class Merger:
                     first.setdefault((a, b), (v, others[b]))
         found: list[Candidate] = []
         for (a, b), (v, reader) in first.items():
-            if self.refused.get((a, b)) == (versions := self._versions(a, b)):
+            if self._settled(a, b):
                 continue
             saved = LAUNCH_BYTES + links[a, b] + self._common(a, b)
-            found.append(Candidate(saved, place[b] - place[a], place[a], a, b, v, reader, versions))
+            found.append(Candidate(saved, place[b] - place[a], place[a], a, b, v, reader, self._versions(a, b)))
         found.sort(key=lambda c: (-c.saved, c.span, c.at))
         return found
 
@@ -203,9 +292,9 @@ class Merger:
         a, b = self.find(c.a), self.find(c.b)
         if a == b:
             return False
-        versions = self._versions(a, b)
-        if self.refused.get((a, b)) == versions:
+        if self._settled(a, b):
             return False
+        versions = self._versions(a, b)
         pair = self._pair(a, b)
         if not pair.shared:
             return False  # what `b` read of `a` was split off
@@ -377,10 +466,11 @@ class Merger:
         del place[v]
 
     def _join(self, pair: Pair, reached: set[int]) -> None:
-        """The consumer's cluster becomes part of the producer's."""
+        """The second cluster (the consumer's) becomes part of the first."""
         a, b = pair.a, pair.b
         u, v = a.id, b.id
-        how = None if (a.flat and b.flat) or b.anchors else pair.footing
+        siblings = not pair.shared or a.siblings or b.siblings
+        how = None if (a.flat and b.flat) or b.anchors or siblings else pair.footing
         writes = set(pair.writes)
         self._reorder(u, v, reached)
         del self.clusters[v]
@@ -395,8 +485,9 @@ class Merger:
             a.anchors + b.anchors,
             False,
             False,
-            a.flat and b.flat,
+            a.flat and b.flat and not siblings,
             max(a.version, b.version) + 1,
+            siblings,
             how,
         )
         self.alias[v] = u
@@ -415,15 +506,24 @@ class Merger:
         self.pred[u].discard(u)
 
 
+def _met(d: Decision) -> Decision:
+    """The record of two that are together, be it by another way."""
+    if d.verdict is Verdict.FUSED:
+        return d
+    return replace(d, verdict=Verdict.FUSED, code=FUSED, numbers=(("via", "another pair"),))
+
+
 def _bent(ld: Load) -> bool:
     """Reads at anything but bare variables (dimensions of 1 aside)."""
     return any(not isinstance(ix, Var) and d != 1 for ix, d in zip(ld.index, ld.source.tensor.shape, strict=True))
 
 
-def stage_b(
+def grow_groups(
     known: Facts, owner: list[int], order: list[int], config: FusionConfig
 ) -> tuple[list[int], tuple[Decision, ...]]:
-    """Grow the groups of `owner` (in topological order `order`): new owner of every item, and the records."""
+    """Stages B and C on the groups of `owner` (in topological order `order`): new owner of every item, the records."""
     merger = Merger(known, owner, order, config)
     merger.grow()
+    if config.mode is FusionMode.FULL:
+        merger.join_siblings()
     return merger.home, merger.decisions()

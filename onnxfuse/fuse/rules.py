@@ -12,7 +12,7 @@ because it needs the order of all groups.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Generic, TypeVar
 
@@ -81,12 +81,13 @@ class Cluster:
     pinned: bool
     flat: bool
     version: int = 0
+    siblings: bool = False  # some members do not depend on each other (stage C)
     footing: Footing | Refusal | None = None  # how it stands on rows alone; None: not asked yet
 
 
 @dataclass(eq=False)
 class Pair:
-    """Two groups that share a value made by `a` and read by `b`, with what rules ask about them (computed once)."""
+    """Two groups, `b` reading `shared` of `a` (stage C: nothing), and what rules ask about them (computed once)."""
 
     a: Cluster
     b: Cluster
@@ -95,7 +96,8 @@ class Pair:
     leaves: Callable[[Value, Cluster, Cluster], bool]  # still read outside both
     nbytes: Callable[[Value], int]
     loads: Callable[[Compute], list[Load]]
-    shared: tuple[Value, ...] = field(default=())
+    shared: tuple[Value, ...] = ()
+    span: int = 0  # how far apart they stand in the order of groups
 
     @once
     def members(self) -> list[Compute]:
@@ -125,14 +127,15 @@ class Pair:
     @once
     def footing(self) -> Footing | Refusal:
         """How both together stand on rows: from the reads between them, or else from all members."""
-        if not (self.a.flat and self.b.flat):
-            how = self._joined()
-            if how is not None:
-                return how
+        how = self._joined()
+        if how is not None:
+            return how
         found = self.rows
         return found if isinstance(found, Refusal) else footing(found, self.members)
 
     def _joined(self) -> Footing | None:
+        if not self.shared or self.a.siblings or self.b.siblings:
+            return None  # what ties siblings depends on all of them
         a, b = self._alone(self.a), self._alone(self.b)
         return None if isinstance(a, Refusal) or isinstance(b, Refusal) else joined(a, b, self.links)
 
@@ -307,9 +310,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def first_refusal(p: Pair) -> No | None:
+def first_refusal(p: Pair, rules: tuple[Rule, ...] = RULES) -> No | None:
     """The first rule that says no."""
-    for rule in RULES:
+    for rule in rules:
         no = rule.check(p)
         if no is not None and (rule.needed or no.code not in p.config.skip):
             return no
