@@ -275,7 +275,8 @@ def test_a_reshaped_value_that_others_read_is_not_renamed(tmp_path: Path) -> Non
 
 
 SIBLINGS = """
-agraph (TYPE[B, 3, W] x, TYPE[W] b) => (TYPE[B, 3, 1] s, TYPE[B, 3, 1] q, TYPE[B, 3, 1] m, TYPE[B, 3, W] e, TYPE[B, 3, W] y) {
+agraph (TYPE[B, 3, W] x, TYPE[W] b)
+    => (TYPE[B, 3, 1] s, TYPE[B, 3, 1] q, TYPE[B, 3, 1] m, TYPE[B, 3, W] e, TYPE[B, 3, W] y) {
     s = ReduceMean <axes = [2]> (x)
     x2 = Mul (x, x)
     q = ReduceMean <axes = [2]> (x2)
