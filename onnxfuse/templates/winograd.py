@@ -18,6 +18,7 @@ Vectors of tiles at the end of a line overrun into those of the next line, which
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,15 @@ FEW, MANY = 96, 256  # numbers of channels at which the best size of a block cha
 DEPTH = 256  # channels per call of the micro-kernel
 CHANNELS = 4  # channels whose tiles are transformed together
 CALL_DEPTH = 8  # products that a call of the micro-kernel costs for each of its accumulators: measured
+STEP_SECONDS = 1.8e-9  # one step of a full column of products through a panel: measured, 4 x 3
+NARROW = 0.5, 0.7  # what columns of one and of two vectors cost of a full one
+WEIGHT_SECONDS = 5e-11  # per byte of the stream of weights, as far as the products do not hide it
+NEAR, NEAR_SECONDS, FAR_SECONDS = (
+    320 << 10,
+    5e-12,
+    2.5e-11,
+)  # bytes of V that stay near a core; per byte, there and back
+TASK_SECONDS = 3e-6  # handing a task to a thread
 VECTOR_SECONDS = 2.8e-9  # one vector of one point through a transform: measured, 8 lanes
 
 
@@ -105,6 +115,7 @@ class Design:
     mr, nv     micro-kernel: features times vectors of tiles
     block      tiles of a block, at most
     group      features whose products are kept at a time
+    cores      to keep busy
     """
 
     c: Conv
@@ -114,6 +125,7 @@ class Design:
     nv: int
     block: int
     group: int
+    cores: int = 8
 
     @property
     def alpha(self) -> int:
@@ -217,7 +229,7 @@ class Winograd:
         c = conv(kernel)
         assert isinstance(c, Conv), c
         m, mr, nv, block, group = schedule.tile
-        d = Design(c, schedule.lanes, m, mr, nv, block, group)
+        d = Design(c, schedule.lanes, m, mr, nv, block, group, target.cores)
         _emit_pack(build, kernel, d)
         _emit_sizes(build, kernel, d)
         tiles = _emit_tiles(build, d)
@@ -345,7 +357,10 @@ def _design(c: Conv, m: int, target: Target) -> Design:
     # V is to stay in the second level of cache; many channels do not fit there, then fewer passes over U count.
     middle = FEW < c.channels <= MANY
     block = (96 if middle else 48) if lanes > 8 else (72 if middle else 40)
-    return Design(c, lanes, m, mr, nv, block, 64 if c.channels >= MANY else 32)
+    group = 64 if c.channels >= MANY else 32
+    # Few features are still to make a part for each of two cores.
+    group = max(mr, min(group, -(-c.features // 2 // mr) * mr)) if target.cores > 1 else group
+    return Design(c, lanes, m, mr, nv, block, group, target.cores)
 
 
 def _cost(d: Design, target: Target) -> float:
@@ -397,13 +412,18 @@ def _split(build: Builder, env: Env, d: Design) -> _Split:
     high, wide = (emit_dim(build, env, a.extent) for a in (c.y, c.x))
     down, across = build.ceildiv(high, d.m), build.ceildiv(wide, d.m)
     tiles = build.mul(n, build.mul(down, across))
-    count = build.ceildiv(tiles, d.block)
-    even = build.ceildiv(tiles, build.imax(count, 1))
-    block = build.imax(build.mul(build.ceildiv(even, d.lanes), d.lanes), d.lanes)
+    block: Index
+    part: Index
+    if isinstance(tiles, int) and isinstance(across, int) and tiles:
+        block, part = _cut(d, tiles, across)
+    else:
+        count = build.ceildiv(tiles, d.block)
+        even = build.ceildiv(tiles, build.imax(count, 1))
+        block = build.imax(build.mul(build.ceildiv(even, d.lanes), d.lanes), d.lanes)
+        most = max(1, d.c.features // PART)
+        wanted = build.imin(build.ceildiv(SPREAD, build.imax(build.ceildiv(tiles, block), 1)), most)
+        part = build.mul(build.ceildiv(build.ceildiv(d.panels, build.imax(wanted, 1)), d.group_panels), d.group_panels)
     blocks = build.ceildiv(tiles, block)
-    most = max(1, d.c.features // PART)
-    wanted = build.imin(build.ceildiv(SPREAD, build.imax(blocks, 1)), most)
-    part = build.mul(build.ceildiv(build.ceildiv(d.panels, build.imax(wanted, 1)), d.group_panels), d.group_panels)
     parts = build.ceildiv(d.panels, part)
     units = build.mul(blocks, parts)
     work = build.mul(tiles, d.points * c.channels * c.features)
@@ -411,6 +431,65 @@ def _split(build: Builder, env: Env, d: Design) -> _Split:
     tasks = build.imin(units, build.imin(worth, MAX_TASKS))
     shared = build.imin(build.sub(parts, 1), 1)
     return _Split(high, wide, down, across, tiles, block, blocks, part, parts, units, tasks, shared)
+
+
+def _cut(d: Design, tiles: int, across: int) -> tuple[int, int]:
+    """Tiles of a block and panels of a part for a known number of tiles: those that are done first on all cores."""
+    groups = -(-d.panels // d.group_panels)
+    parts = sorted({-(-groups // n) * d.group_panels for n in range(1, groups + 1)}, reverse=True)
+    blocks = range(min(d.block, -(-tiles // d.lanes) * d.lanes), 0, -d.lanes)
+    _, block, part = min(
+        ((_makespan(d, tiles, across, block, part), block, part) for part in parts for block in blocks),
+        key=lambda c: c[0],
+    )
+    return block, part
+
+
+def _makespan(d: Design, tiles: int, across: int, block: int, part: int) -> float:
+    """Seconds until the last core is done, cores taking one task after another."""
+    c = d.c
+    spans = [(t, min(t + block, tiles)) for t in range(0, tiles, block)]
+    panels = [min(part, d.panels - p) for p in range(0, d.panels, part)]
+    own = 1 if len(panels) == 1 else 0
+    kept = (min(block, tiles) if own else tiles) * c.channels * d.points * 4  # bytes of V at a time
+    rate = NEAR_SECONDS if kept <= NEAR else FAR_SECONDS
+    vectors = [_vectors(d, across, *span) for span in spans]
+    sizes = [(b - a) * c.channels * d.points * 4 for a, b in spans]
+    read = [v * c.channels * d.points * VECTOR_SECONDS + n * rate for v, n in zip(vectors, sizes, strict=True)]
+    passes = -(-part // d.group_panels) * rate
+    each = list(zip(spans, read, sizes, vectors, strict=True))
+    units = [own * r + n * passes + _unit_seconds(d, b - a, v, p) for (a, b), r, n, v in each for p in panels]
+    tasks = min(len(units), tiles * d.points * c.channels * c.features // TASK_WORK + 1, MAX_TASKS)
+    loads = [sum(units[t * len(units) // tasks : (t + 1) * len(units) // tasks]) for t in range(tasks)]
+    before = 0.0 if own else sum(read) / min(d.cores, len(spans) * _slabs(d)) + TASK_SECONDS
+    if tasks == 1:
+        return before + sum(loads)
+    busy = [0.0] * d.cores
+    for load in loads:
+        heapq.heapreplace(busy, busy[0] + load + TASK_SECONDS)
+    return before + max(busy) + TASK_SECONDS
+
+
+def _vectors(d: Design, across: int, first: int, last: int) -> int:
+    """Vectors of tiles first .. last: they do not go past the end of a line."""
+    total, at = 0, first
+    while at < last:
+        end = min(last, at - at % across + across)
+        total += -(-(end - at) // d.lanes)
+        at = end
+    return total
+
+
+def _unit_seconds(d: Design, tiles: int, vectors: int, panels: int) -> float:
+    """Products and output transforms of a block of tiles for a part of the features; the stream of weights."""
+    c = d.c
+    full, rest = divmod(-(-tiles // d.lanes), d.nv)
+    columns = full + (0.0, NARROW[0], NARROW[1])[min(rest, 2)]
+    if rest == 1 and full:  # four are two and two
+        columns += 2 * NARROW[1] - NARROW[0] - 1
+    steps = columns * d.points * panels * (c.channels + CALL_DEPTH)
+    weights = d.points * panels * d.mr * c.channels * 4 * WEIGHT_SECONDS
+    return steps * STEP_SECONDS + weights + vectors * panels * d.mr * d.points * VECTOR_SECONDS
 
 
 def _shares(build: Builder, d: Design, s: _Split) -> Index:

@@ -102,6 +102,16 @@ def test_static_sizes(size: tuple[int, int], m: int) -> None:
     check(16, 24, m, [(2, *size)], kernel=kernel)
 
 
+def test_one_block_of_tiles_and_few_features_are_shared_by_two_tasks() -> None:
+    kernel = setting().kernel(1, 64, [28, 28], 32)
+    run = compiled(kernel, 4)
+    rng = np.random.default_rng(3)
+    arrays = [rng.standard_normal(v.tensor.shape).astype(np.float32) for v in kernel.inputs]  # type: ignore[arg-type]
+    call = run.prepare(arrays)
+    assert call.variant.tasks[1](call.env.ctypes.data) >= 2
+    assert np.array_equal(run(arrays)[0], run(arrays, seed=1)[0])
+
+
 def test_one_image_one_channel_one_feature() -> None:
     check(1, 1, 4, [(1, 9, 10)], kernel=setting().kernel(1, 1, [9, 10], 1))
 
