@@ -47,3 +47,21 @@ CPU_FEATURES: dict[str, tuple[int, int, int, int, int]] = {
     "fma4": (0x80000001, 0, 2, 16, _YMM),
     "tbm": (0x80000001, 0, 2, 21, 0),
 }
+
+# How floating point is set up on this thread: the control bits of MXCSR (rounding, flushing, masks; not the flags that
+# operations leave) and the control word of the x87. A module with the function `float_state`, as LLVM text.
+FLOAT_STATE = r"""
+define i64 @float_state() {
+  %m = alloca i32, align 8
+  %c = alloca i16, align 8
+  call void asm sideeffect "stmxcsr ($0)\0Afnstcw ($1)", "r,r,~{memory}"(ptr %m, ptr %c)
+  %mxcsr = load i32, ptr %m, align 8
+  %control = and i32 %mxcsr, 65472
+  %x87 = load i16, ptr %c, align 8
+  %high = zext i16 %x87 to i64
+  %up = shl i64 %high, 32
+  %low = zext i32 %control to i64
+  %out = or i64 %up, %low
+  ret i64 %out
+}
+"""

@@ -10,20 +10,22 @@ import ctypes
 import functools
 import math
 import mmap
+import platform
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from onnxfuse.codegen.abi import GENERAL
+from onnxfuse.codegen.cpu import FLOAT_STATE
 from onnxfuse.codegen.dims import Fault, env_words
 from onnxfuse.codegen.generate import Module, emit_module
 from onnxfuse.codegen.object import Loaded, check_object, compile_module, load_object
 from onnxfuse.errors import IRError, UsageError
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.plan import Emitted, Plan
-from onnxfuse.target import Target
+from onnxfuse.target import TARGETS, Target
 
 GUARD = 256  # canary bytes on each side of a buffer
 CANARY = 0xA5
@@ -84,6 +86,23 @@ class _Fenced:
 @functools.cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
+
+
+@functools.cache
+def _reader() -> tuple[Loaded, Callable[[], int]] | None:
+    """`float_state`, and what keeps its code alive; None on machines of another kind."""
+    target = next((t for t in TARGETS if t.triple.startswith("x86_64")), None)
+    if target is None or platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    baseline = replace(target, cpu="x86-64", features=())
+    code = load_object(compile_module(FLOAT_STATE, baseline, exports=("float_state",)).data, baseline)
+    return code, ctypes.CFUNCTYPE(_I64)(code.address("float_state"))
+
+
+def _float_state() -> int:
+    """Rounding, flushing of denormals and masks of this thread as one number."""
+    reader = _reader()
+    return 0 if reader is None else reader[1]()
 
 
 Memory = _Buffer | _Fenced
@@ -193,7 +212,8 @@ class Call:
     scratch: Memory
 
     def run(self, shuffle: random.Random | None = None) -> None:
-        """All tasks of all phases."""
+        """All tasks of all phases. Raises IRError if they leave floating point set up in another way."""
+        before = _float_state()
         env, bufs = self.env.ctypes.data, self.bufs.ctypes.data
         packed = None if self.packed is None else self.packed.address
         for tasks, run in zip(self.variant.tasks, self.variant.run, strict=True):
@@ -202,6 +222,9 @@ class Call:
                 shuffle.shuffle(order)
             for task in order:
                 run(env, bufs, packed, self.scratch.address, task)
+        after = _float_state()
+        if before != after:
+            raise IRError("IR_FLOAT_STATE", "the kernel changed how floating point works", f"{before:#x} {after:#x}")
 
     def finish(self) -> list[np.ndarray]:
         """Check the canaries, then the outputs as arrays."""

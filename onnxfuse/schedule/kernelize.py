@@ -32,6 +32,8 @@ from onnxfuse.schedule.localize import Localizer, input_checks, maybe_pairs
 from onnxfuse.schedule.program import Program, program
 
 NAME_OPS = 6  # op names that go into a kernel's name
+# Hexadecimal digits of the hash in it. A library may meet nodes of any model: equal names have to mean equal kernels.
+NAME_DIGITS = 16
 
 
 def kernelize(partition: Partition, bodies: Sequence[Partition] = ()) -> Kernels:
@@ -238,7 +240,7 @@ class _Canon:
             renamed=self._renamed(),
         )
         key = show(kernel) + _wiring(self.group, self.inputs, self.consts)
-        digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+        digest = hashlib.sha256(key.encode()).hexdigest()[:NAME_DIGITS]
         origin = tuple(dict.fromkeys(o for c in self.group.members for o in c.origin))
         return key, replace(kernel, name=f"{_label(self.group)}_{digest}", origin=origin), self.inputs
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from llvmlite import ir
 
 from onnxfuse.codegen.build import I8, VOID, Builder
+from onnxfuse.codegen.object import compile_module, load_object
 from onnxfuse.errors import CompileError, IRError, UsageError
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import apply, cast, sym
@@ -141,3 +144,39 @@ def test_reading_past_a_fence_ends_the_process(fence, offset):
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
     assert done.stdout == "canaries see no reads\n", done.stderr
     assert done.returncode == -signal.SIGSEGV
+
+
+@pytest.mark.skipif(not native().triple.startswith("x86_64"), reason="MXCSR")
+def test_a_kernel_that_changes_the_rounding_is_found():
+    text = """
+define void @round_up() {
+  %m = alloca i32, align 8
+  store i32 24448, ptr %m, align 8
+  call void asm sideeffect "ldmxcsr ($0)", "r,~{memory}"(ptr %m)
+  ret void
+}
+define void @round_to_nearest() {
+  %m = alloca i32, align 8
+  store i32 8064, ptr %m, align 8
+  call void asm sideeffect "ldmxcsr ($0)", "r,~{memory}"(ptr %m)
+  ret void
+}
+"""
+    code = load_object(compile_module(text, native(), exports=("round_up", "round_to_nearest")).data, native())
+    up, back = (ctypes.CFUNCTYPE(None)(code.address(n)) for n in ("round_up", "round_to_nearest"))
+    one = jit(plan_of(double()), native())
+    call = one.prepare(feeds())
+    (run,) = call.variant.run
+
+    def turned(*arguments):
+        run(*arguments)
+        up()
+
+    call.variant = replace(call.variant, run=(turned,))
+    try:
+        with pytest.raises(IRError, match="changed how floating point works"):
+            call.run()
+    finally:
+        back()
+    call.variant = replace(call.variant, run=(run,))
+    call.run()
