@@ -1,8 +1,8 @@
 """Run every kernel of a model with its buffers against forbidden pages: it touches nothing outside of them.
 
-    python tools/guard.py MODEL.onnx... [--target-cpu NAME] [--calls N] [--json FILE]
+    python tools/guard.py [MODEL.onnx...] [--onnx-nodes STEP] [--target-cpu NAME] [--calls N] [--json FILE]
 
-Each model is optimized in a child process, and every kernel runs there on the values the model really has at that place
+Models are optimized in a child process, and every kernel runs there on the values the model really has at that place
 (onnxruntime computes them from random inputs, at two sets of shapes). Inputs, outputs, scratch and packed weights each
 start, then end, at a page that may not be touched; a read or write outside ends the child with SIGSEGV, which is
 reported with the kernel's name, and the rest goes on in a new child. A third run has canaries around buffers that are
@@ -16,8 +16,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from fused import markdown
 from onnxfuse import pipeline
 from onnxfuse.codegen.object import host_features
 from onnxfuse.config import Config, VerifyConfig
+from onnxfuse.errors import OnnxfuseError
 from onnxfuse.ir.plan import Call, Plan
 from onnxfuse.runtime.jit import Jitted, jit
 from onnxfuse.target import by_name
@@ -49,46 +50,85 @@ class Found:
     findings: tuple[str, ...]
 
 
-def guard(model: Path, target_cpu: str = "native", calls: int = 2) -> Found:
-    """Check one model, in as many children as there are crashes, and one more."""
-    done: set[str] = set()
-    runs = 0
-    templates: set[str] = set()
-    findings: list[str] = []
-    while True:
-        command = [sys.executable, __file__, "--child", str(model), target_cpu, str(calls), json.dumps(sorted(done))]
-        child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        at = ""
+def guard(models: Sequence[Path], target_cpu: str = "native", calls: int = 2) -> list[Found]:
+    """Check models, in as many children as there are crashes, and one more."""
+    log = [_Log(m) for m in models]
+    done: list[str] = []  # "model kernel" of what has been tried, models that are finished without a kernel
+    left = list(models)
+    while left:
+        job = json.dumps({"models": [str(m) for m in left], "target": target_cpu, "calls": calls, "done": done})
+        child = subprocess.run([sys.executable, __file__, "--child"], input=job, stdout=subprocess.PIPE, text=True)
+        current: _Log | None = None
         for line in child.stdout.splitlines():
             word, _, rest = line.partition(" ")
-            match word:
-                case "at":
-                    at = rest
-                    done.add(rest.split()[0])
-                case "ran":
-                    runs += 1
-                    templates.add(rest)
-                case "wrong":
-                    findings.append(f"{at}: {rest}")
-        if child.returncode >= 0:
-            findings += [f"exit code {child.returncode}"] if child.returncode else []
-            return Found(model.stem, len(done), runs, tuple(sorted(templates)), tuple(findings))
-        findings.append(f"{at}: {signal.Signals(-child.returncode).name}")
-        if not at:
-            return Found(model.stem, len(done), runs, tuple(sorted(templates)), tuple(findings))
+            if word == "model":
+                current = next(x for x in log if str(x.model) == rest)
+                left = left[left.index(current.model) :]
+            elif current is not None:
+                current.hear(word, rest)
+                if word == "at":
+                    done.append(f"{current.model} {rest.split()[0]}")
+        if child.returncode == 0:
+            break
+        how = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
+        if current is None:
+            raise SystemExit(f"the child does not start: {how}")
+        current.findings.append(f"{current.at}: {how}")
+        if not current.at or child.returncode > 0:
+            left = left[1:]
+        current.at = ""
+    return [x.found() for x in log]
 
 
-def child(model: Path, target_cpu: str, calls: int, done: frozenset[str]) -> None:
-    """The work; says on standard output what it is at."""
+@dataclass(slots=True)
+class _Log:
+    """What a child says about one model."""
+
+    model: Path
+    at: str = ""
+    runs: int = 0
+    kernels: set[str] = field(default_factory=set)
+    templates: set[str] = field(default_factory=set)
+    findings: list[str] = field(default_factory=list)
+
+    def hear(self, word: str, rest: str) -> None:
+        match word:
+            case "at":
+                self.at = rest
+                self.kernels.add(rest.split()[0])
+            case "ran":
+                self.runs += 1
+                self.templates.add(rest)
+            case "wrong":
+                self.findings.append(f"{self.at}: {rest}")
+
+    def found(self) -> Found:
+        name = self.model.stem if self.model.stem != "model" else self.model.parent.name
+        return Found(name, len(self.kernels), self.runs, tuple(sorted(self.templates)), tuple(self.findings))
+
+
+def child() -> None:
+    """The work; the job is on standard input, what it is at goes to standard output."""
+    job = json.load(sys.stdin)
+    for name in job["models"]:
+        print(f"model {name}", flush=True)
+        done = {d.rpartition(" ")[2] for d in job["done"] if d.rpartition(" ")[0] == name}
+        try:
+            _check_model(Path(name), job["target"], job["calls"], done)
+        except OnnxfuseError as error:
+            print(f"declined {error.what}", flush=True)  # the reader, or onnxruntime, does not take it
+
+
+def _check_model(model: Path, target_cpu: str, calls: int, done: Collection[str]) -> None:
     bundle = pipeline.optimize(model, Config(target=target_cpu))
     plans = [p for p in bundle.plans.plans if p.kernel.name not in done]
     chosen = {p: [c for c in bundle.plans.calls.values() if c.kernel is p.kernel][:calls] for p in plans}
+    if not chosen:
+        return
     target = by_name(target_cpu, host_features())
     compiled: dict[Plan, Jitted] = {}
     for label, values in _values(model, bundle, [c for cs in chosen.values() for c in cs]):
         for plan, uses in chosen.items():
-            if plan.kernel.name in done:
-                continue
             print(f"at {plan.kernel.name} ({plan.schedule}; {label})", flush=True)
             if plan not in compiled:
                 compiled[plan] = jit(plan, target)
@@ -147,27 +187,38 @@ def _far(name: str, got: np.ndarray, want: np.ndarray) -> Iterator[str]:
         yield f"{name}: {int(bad.sum())} of {bad.size} elements differ"
 
 
+def node_models() -> list[Path]:
+    """The models of single operators that the onnx package brings along."""
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "node"
+    return sorted(folder.glob("*/model.onnx"))
+
+
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
-        model, target, calls, done = sys.argv[2:]
-        child(Path(model), target, int(calls), frozenset(json.loads(done)))
+        child()
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--onnx-nodes", type=int, metavar="STEP", help="every STEP-th node model of the onnx package")
     parser.add_argument("--target-cpu", default="native")
     parser.add_argument("--calls", type=int, default=2, help="nodes tried per kernel")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    found = []
+    found: list[Found] = []
     for model in args.models:
-        found.append(guard(model, args.target_cpu, args.calls))
-        f = found[-1]
-        print(f"{f.model}: {f.kernels} kernels, {f.runs} runs, {len(f.findings)} findings", *f.findings, sep="\n  ")
-        sys.stdout.flush()
+        found += guard([model], args.target_cpu, args.calls)
+        print(f"{found[-1].model}: {found[-1].kernels} kernels, {found[-1].runs} runs", flush=True)
+    if args.onnx_nodes:
+        every = guard(node_models()[:: args.onnx_nodes], args.target_cpu, args.calls)
+        templates = sorted({t for f in every for t in f.templates})
+        findings = [f"{f.model} {x}" for f in every for x in f.findings]
+        kernels, runs = sum(f.kernels for f in every), sum(f.runs for f in every)
+        found.append(Found(f"{len(every)} node models of onnx", kernels, runs, tuple(templates), tuple(findings)))
     rows = [(f.model, f.kernels, f.runs, ", ".join(f.templates), len(f.findings)) for f in found]
     print(markdown(["model", "kernels", "runs", "templates", "findings"], rows))
+    print(*(f"{f.model}: {x}" for f in found for x in f.findings), sep="\n")
     if args.json:
-        args.json.write_text(json.dumps([[f.model, f.kernels, f.runs, f.templates, f.findings] for f in found]))
+        args.json.write_text(json.dumps([asdict(f) for f in found]))
     return 2 if any(f.findings for f in found) else 0
 
 

@@ -1,0 +1,3 @@
+from tests.guarded import guarded
+
+__all__ = ["guarded"]
