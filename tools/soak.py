@@ -67,7 +67,7 @@ def linear(sizes: Sequence[int], seconds: Sequence[float]) -> bool:
 # --- long ------------------------------------------------------------------------------------------------------------
 def long(sizes: Sequence[int]) -> bool:
     rows = [[float(w) for w in in_child("_long", str(n))] for n in sizes]
-    stages = [*pipeline.STAGES, "all"]
+    stages = [*pipeline.STAGES, "other", "all"]
     table = [(stage, *(f"{row[k]:.1f}" for row in rows)) for k, stage in enumerate(stages)]
     print(markdown(["CPU seconds", *(f"{n} nodes" for n in sizes)], table))
     return linear(sizes, [row[-1] for row in rows])
@@ -75,18 +75,20 @@ def long(sizes: Sequence[int]) -> bool:
 
 def _long(nodes: int) -> None:
     model = largemodels.long(nodes)
-    spent: list[float] = []
+    spent = dict.fromkeys(pipeline.STAGES, 0.0)
     begin = last = cpu()
 
-    def ends(_stage: str, _seconds: float) -> None:
+    def ends(stage: str, _seconds: float) -> None:
         nonlocal last
         now = cpu()
-        spent.append(now - last)
+        spent[stage] = spent.get(stage, 0.0) + now - last
         last = now
 
     bundle = pipeline.optimize(model, Config(), Trace(progress=ends))
     assert bundle.library is not None
-    print(*spent, cpu() - begin)
+    named = [spent[stage] for stage in pipeline.STAGES]
+    total = cpu() - begin
+    print(*named, total - sum(named), total)
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
