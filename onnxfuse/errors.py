@@ -57,6 +57,15 @@ class VerifyError(OnnxfuseError):
     """The optimized model does not agree with onnxruntime on the original."""
 
 
+# What a slip of ours raises. Caught where one kernel is made, so that it costs a kernel and not the model.
+SLIPS = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+def slip(error: Exception) -> Unsupported:
+    """A bug met while one kernel was made, as a refusal of that kernel."""
+    return Unsupported("UN_INTERNAL", "a bug in onnxfuse", f"{type(error).__name__}: {error}"[:300])
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """One reason for not doing something: a stable code and the numbers as text."""

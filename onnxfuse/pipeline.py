@@ -27,6 +27,7 @@ from onnxfuse.config import Config
 from onnxfuse.emit.bodies import emit_bodies
 from onnxfuse.emit.bundle import Staged, Written, staged
 from onnxfuse.emit.model import Emission, emit
+from onnxfuse.errors import CompileError
 from onnxfuse.frontend.atomize import atomize
 from onnxfuse.frontend.bodies import Scope, bodies, tightened
 from onnxfuse.frontend.fold import Evaluate
@@ -134,7 +135,7 @@ def optimize(
     # Before kernelize: loops follow the memory order.
     partitions = each("layout", scopes, lambda p: layout(p, target), partitions)
     kernels = stage("kernelize", lambda: kernelize(partitions[0], partitions[1:]))
-    plans = stage("plan", lambda: plan(kernels, target, _forbidden(config)))
+    plans = stage("plan", lambda: _no_slips(plan(kernels, target, _forbidden(config)), config))
 
     def write(plans: Plans, library: Library | None) -> Finished:
         plans = plans if library is None else library.plans  # without the kernels that did not compile, and why
@@ -173,6 +174,14 @@ def _evaluator(graph: Graph) -> Evaluate:
 def _forbidden(config: Config) -> frozenset[str]:
     """Templates that may not be used."""
     return frozenset({"winograd"}) if config.exact_conv else frozenset()
+
+
+def _no_slips(plans: Plans, config: Config) -> Plans:
+    """Under --strict a bug of ours is an error, not a node that stays."""
+    slips = [r for r in plans.refused.values() if r.code == "UN_INTERNAL"]
+    if slips and config.strict:
+        raise CompileError(slips[0].code, "a bug in onnxfuse, met while a kernel was made", slips[0].why)
+    return plans
 
 
 def _library(plans: Plans, target: Target, config: Config) -> Library | None:

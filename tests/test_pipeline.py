@@ -9,7 +9,11 @@ import onnxruntime as ort
 import pytest
 
 import onnxfuse
+from onnxfuse.codegen import generate as codegen_generate
+from onnxfuse.errors import CompileError
 from onnxfuse.ir.plan import Plans
+from onnxfuse.schedule import kernelize as schedule_kernelize
+from onnxfuse.schedule import plan as schedule_plan
 
 HEAD = '<ir_version: 8, opset_import: ["" : {opset}]>\n'
 
@@ -295,3 +299,36 @@ def test_readers_of_one_value_share_a_kernel_with_several_outputs(tmp_path: Path
     feeds = [{"x": random(b, 3, width).astype(numpy), "b": random(width).astype(numpy)} for b in (1, 4)]
     plans = agrees(m, tmp_path, *feeds, tol=max(1e-5, 2 * float(np.finfo(numpy).eps)))
     assert [len(p.kernel.outputs) for p in plans.plans] == [5]
+
+
+@pytest.mark.parametrize("place", ["kernelize", "plan", "generate"])
+def test_a_bug_of_ours_costs_one_kernel_and_not_the_model(place: str, tmp_path: Path, monkeypatch) -> None:
+    m = model("""g (float[N] x, float[M,4] a) => (float[N] y, float[M] z) {
+        y = Exp(x)
+        z = ReduceMax<axes=[1], keepdims=0>(a)
+    }""")
+    trip_over_reductions(place, monkeypatch)
+    plans = agrees(m, tmp_path, {"x": random(5), "a": random(3, 4)})
+    assert len(plans.calls) == 1
+    (why,) = plans.refused.values()
+    assert why.code == ("UN_COMPILE" if place == "generate" else "UN_INTERNAL")
+    assert "KeyError" in why.why
+    with pytest.raises(CompileError, match="KeyError"):
+        onnxfuse.optimize(m, strict=True, cache=False)
+
+
+def trip_over_reductions(place: str, monkeypatch) -> None:
+    """Make one stage raise what a slip raises, for reductions only."""
+    owner, name = {
+        "kernelize": (schedule_kernelize, "program"),
+        "plan": (schedule_plan, "equal_extents"),
+        "generate": (codegen_generate, "emit_module"),
+    }[place]
+    real = getattr(owner, name)
+
+    def stumble(given, *more):
+        if "reduce" in str(given).lower():
+            raise KeyError("i1")
+        return real(given, *more)
+
+    monkeypatch.setattr(owner, name, stumble)

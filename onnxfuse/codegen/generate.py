@@ -27,7 +27,7 @@ from onnxfuse.codegen.object import (
     link,
     outcome,
 )
-from onnxfuse.errors import CompileError, Refusal
+from onnxfuse.errors import SLIPS, CompileError, Refusal
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Emitted, Library, Plan, Plans
 from onnxfuse.ir.text import show
@@ -188,7 +188,7 @@ def _start(plan: Plan, target: Target, compiler: Compiler, cache: Cache | None) 
         module = emit_module(plan, target)
     except CompileError as e:
         return _Job(plan, key, None, e)
-    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+    except SLIPS as e:
         # A template that trips over one kernel must not sink the model: the kernel is refused, strict shows it.
         why = f"{type(e).__name__}: {e}"
         return _Job(plan, key, None, CompileError("E_EMIT", f"template {plan.schedule.template} failed", why))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from onnxfuse.errors import Refusal, Unsupported
+from onnxfuse.errors import SLIPS, Refusal, Unsupported, slip
 from onnxfuse.ir.expr import FALSE, TRUE, Expr, Load, i64, sym, var
 from onnxfuse.ir.graph import Constant, Value, fresh_name
 from onnxfuse.ir.kernel import Kernel, Local, Stage, Store
@@ -99,7 +99,7 @@ def _buildable(
     try:
         return [(group, _build(group, loops, tail))], None
     except Unsupported as error:
-        if len(group.members) == 1 or error.code != "NF_ONE_KERNEL":
+        if len(group.members) == 1 or error.code not in ("NF_ONE_KERNEL", "UN_INTERNAL"):
             return [(group, error.refusal())], None
         why = error
     parts: list[tuple[Group, Built | Refusal]] = []
@@ -120,6 +120,14 @@ def _split_record(group: Group, why: Unsupported) -> Decision:
 
 
 def _build(group: Group, loops: LoopGraph, tail: Compute | None = None) -> Built:
+    """The group's kernel. Raises Unsupported."""
+    try:
+        return _kernel(group, loops, tail)
+    except SLIPS as error:
+        raise slip(error) from error
+
+
+def _kernel(group: Group, loops: LoopGraph, tail: Compute | None) -> Built:
     made = program(group if tail is None else _without(group, tail))
     if _is_free_view(made):
         raise Unsupported("NF_FREE_VIEW", "only renames memory; the runtime does that without a copy")

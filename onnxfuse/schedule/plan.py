@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from onnxfuse.errors import Refusal
+from onnxfuse.errors import SLIPS, Refusal, slip
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Kernels, Plan, Plans, Schedule, Template
 from onnxfuse.schedule.variants import equal_extents
@@ -22,7 +22,7 @@ def plan(kernels: Kernels, target: Target, skip: Collection[str] = ()) -> Plans:
     chosen: dict[Kernel, Plan] = {}
     failed: dict[Kernel, Refusal] = {}
     for kernel in kernels.kernels:
-        found = plan_kernel(kernel, target, skip)
+        found = _planned(kernel, target, skip)
         if isinstance(found, Refusal):
             failed[kernel] = found
         else:
@@ -30,6 +30,13 @@ def plan(kernels: Kernels, target: Target, skip: Collection[str] = ()) -> Plans:
     calls = {g: c for g, c in kernels.calls.items() if c.kernel in chosen}
     refused = {**kernels.refused, **{g: failed[c.kernel] for g, c in kernels.calls.items() if c.kernel in failed}}
     return Plans(kernels.partition, tuple(chosen.values()), calls, refused, kernels.bodies)
+
+
+def _planned(kernel: Kernel, target: Target, skip: Collection[str]) -> Plan | Refusal:
+    try:
+        return plan_kernel(kernel, target, skip)
+    except SLIPS as error:
+        return slip(error).refusal()
 
 
 def plan_kernel(kernel: Kernel, target: Target, skip: Collection[str] = ()) -> Plan | Refusal:
