@@ -109,13 +109,12 @@ def _spec(kernel: Kernel, nest: Nest, axis: Axis | None, row: bool, lanes: int, 
 
 def _long(kernel: Kernel, target: Target) -> bool:
     """The private rows would push what they are made of and what becomes of them out of the first cache."""
-    sizes = [v.type.size for v in kernel.locals]
-    if not all(isinstance(s, int) for s in sizes):
-        return True  # unknown: no scratch to ask for at least
-    return (
-        3 * sum(int(v.type.size) * v.type.dtype.bytes for v in kernel.locals if isinstance(v.type.size, int))
-        > target.l1
-    )
+    total = 0
+    for v in kernel.locals:
+        if not isinstance(v.type.size, int):
+            return True  # unknown: no scratch to ask for at least
+        total += v.type.size * v.type.dtype.bytes
+    return 3 * total > target.l1
 
 
 def _used(nest: Nest, locals_: Set[Value]) -> tuple[Value, ...]:
