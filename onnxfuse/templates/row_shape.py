@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.codegen.scalar_expr import affine, flat_index, in_range
 from onnxfuse.ir.dtypes import DType
@@ -24,6 +24,7 @@ from onnxfuse.templates.nest import Nest, Step, segments, stage_roots, stage_sto
 FUNCTION = 12  # cost from which a primitive is a function rather than an instruction
 BLOCK = 8192  # elements of the vector axis in one unit, where a point of it is little work ...
 NARROW = 64  # ... and where it is a whole column
+SUNK = 4  # points that make it worth to compute places once for all of them
 NATIVE = ("exp", "log", "log1p", "tanh", "erf")  # functions that run in f32
 
 # ---- choosing a shape ----
@@ -265,6 +266,37 @@ def candidates(nest: Nest) -> list[tuple[Axis | None, bool]]:
     if any(s.axes or (s.reduce and s.reduce.axes) for s in nest.stages):
         out.append((None, True))
     return out or [(None, False)]
+
+
+def sunk(nest: Nest, axis: Axis | None) -> Nest:
+    """Computed places (a Resize) are found once for all points of another axis, whose loop then goes innermost."""
+    if axis is None or len(nest.stages) != 1 or nest.stages[0].axes or nest.stages[0].reduce is not None:
+        return nest
+    (stage,) = nest.stages
+    roots = stage_roots(stage)
+    flats = [flat_offset(ld.source, ld.index) for ld in loads(*roots)]
+    computed = [f for f in flats if affine(f, var(axis)) is None and _from_float(f, axis)]
+    best, most = None, 0
+    for a in nest.outer if computed else ():
+        steps = [affine(f, var(a)) for f in computed]
+        if a is axis or (isinstance(a.extent, int) and a.extent < SUNK) or None in steps:
+            continue
+        saved = sum(e.prim.cost for e in walk(*computed) if isinstance(e, Apply) and not _needs(e, a))
+        if all(step is not None and not _needs(step[0], a) for step in steps) and saved > most:
+            best, most = a, saved
+    if best is None:
+        return nest
+    outer = tuple(a for a in nest.outer if a is not best)
+    return Nest(outer, (replace(stage, axes=(best,)),), nest.views)
+
+
+def _from_float(e: Expr, axis: Axis) -> bool:
+    """Rounded from a float, lane by lane (few processors convert vectors to i64)."""
+    return any(isinstance(x, Apply) and x.args[0].dtype.is_float and _needs(x, axis) for x in walk(e))
+
+
+def _needs(e: Expr, axis: Axis) -> bool:
+    return any(x is var(axis) for x in walk(e))
 
 
 def _walked(nest: Nest, axis: Axis) -> bool:

@@ -29,6 +29,7 @@ from onnxfuse.ir.types import TensorType
 from onnxfuse.target import Target
 from onnxfuse.templates.nest import Nest, in_place, spread, stage_roots, stage_stores, tidy
 from onnxfuse.templates.row_shape import (
+    SUNK,
     Spec,
     block_of,
     candidates,
@@ -36,6 +37,7 @@ from onnxfuse.templates.row_shape import (
     element_bytes,
     kernel_bytes,
     maskable,
+    sunk,
     tile_of,
     unroll_of,
 )
@@ -94,6 +96,9 @@ ROWWISE = Rowwise()
 
 
 def _spec(kernel: Kernel, nest: Nest, axis: Axis | None, row: bool, lanes: int, unroll: int, target: Target) -> Spec:
+    given, nest = nest, nest if row else sunk(nest, axis)
+    if nest is not given:
+        unroll = max(unroll, SUNK)  # whole cache lines: the next loop jumps from plane to plane
     spec = Spec(kernel, nest, axis, row, lanes, unroll, maskable(nest, target), tile_of(nest, axis, lanes))
     spec = replace(spec, block=block_of(nest, axis, lanes, unroll))
     locals_ = {v.value for v in kernel.locals}

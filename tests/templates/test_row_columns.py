@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import acc, apply, i64, lit, load, sym, var, where
+from onnxfuse.ir.expr import acc, apply, cast, i64, lit, load, sym, var, where
 from onnxfuse.ir.kernel import Kernel, Local, Stage, Store
 from onnxfuse.ir.loops import Axis, Reduce
 from onnxfuse.ir.prims import PRIMS
 from onnxfuse.ir.types import Dim
+from onnxfuse.templates.nest import tidy
+from onnxfuse.templates.row_shape import sunk
 from onnxfuse.templates.rowwise import ROWWISE
 from tests.codegen.machines import MACHINES, V3
 from tests.templates.test_rowwise import agree, at, axes, f32, fixed, pointwise, t
@@ -130,3 +132,30 @@ def test_several_values_leave_a_square_in_different_orders(target, rng):
         Stage((), (Store(y, (var(i), var(j)), at(local) + 1.0), Store(z, (var(j), var(i)), at(local) - 1.0))),
     )
     agree(Kernel("k", (x,), (y, z), (i, j), stages, locals=(Local(local),)), target, [f32(rng, 19, 40)])
+
+
+@pytest.mark.parametrize(("channels", "width"), [(64, 40), (5, 21), (4, 3), (3, 50)])
+@pytest.mark.parametrize("target", MACHINES)
+def test_computed_places_are_found_once_for_all_channels(target, channels, width, rng):
+    """A linear Resize of the last axis: the loop over all that is before it goes innermost."""
+    x, y = t("x", channels, 7, width), t("y", channels, 7, 2 * width + 1)
+    c, i, j = axes(channels, 7, 2 * width + 1)
+    place = apply("min", apply("max", cast(var(j), F32) * 0.49 - 0.25, 0.0), float(width - 1))
+    left = cast(place, DType.I64)
+    right = apply("min", left + 1, i64(width - 1))
+    share = place - cast(left, F32)
+    body = at(x, var(c), var(i), left) * (lit(1.0, F32) - share) + at(x, var(c), var(i), right) * share
+    k = pointwise([x], y, [c, i, j], body)
+    moved = sunk(tidy(k), next(a for a in tidy(k).outer if a.name == "i2")).stages[0].axes
+    assert [a.extent for a in moved] == [channels * 7]
+    agree(k, target, [f32(rng, channels, 7, width)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_computed_places_with_run_time_extents(target, rng):
+    x, y = t("x", C, N), t("y", C, N)
+    c, j = axes(C, N)
+    place = apply("min", apply("max", cast(var(j), F32) * 0.7 - 0.25, 0.0), 3.0)
+    body = at(x, var(c), apply("min", cast(place, DType.I64), N - 1)) * 2.0
+    k = pointwise([x], y, [c, j], body, [(x, 0), (x, 1)])
+    agree(k, target, *([f32(rng, c, n)] for c, n in ((1, 1), (9, 40), (3, 130), (0, 5), (5, 0), (70, 33))))
