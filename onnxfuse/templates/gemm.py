@@ -8,15 +8,16 @@
         for each sub-block of rows (stays in L2 while the columns pass by):
           pack the block of a, unless it is read in place
           for each panel of NR columns, for each tile of MR rows (the other way round where b is read in place):
-            micro-kernel: tile += a * b
+            micro-kernel: tile += a * b      (the first tile of a panel may read b in place and leave it packed)
             after the last block of K: epilogue on the tile, stores
 
-A full tile that one block of K completes stays in registers up to its stores; otherwise tiles rest in scratch between
-blocks of K. How an operand is read is its `Access`; everything but the tile sizes may be a run-time value. The order of
+A full tile goes from registers through the epilogue to its stores; tiles rest in scratch between blocks of K. What
+the tiles after this one read from memory is fetched meanwhile. How an operand is read is its `Access`; everything but the tile sizes may be a run-time value. The order of
 summation depends on K and the place in the output alone, so results do not depend on the number of threads.
 
-Files: gemm_design (decisions), gemm_blocks (sizes at run time, tasks), gemm_const (constants), gemm_operands (blocks of
-a and b), gemm_loops, gemm_epilogue, microkernel, packing.
+Files: gemm_design (decisions), gemm_cut (blocks of known sizes), gemm_blocks (sizes at run time, tasks), gemm_const
+(constants), gemm_operands (blocks of a and b), gemm_loops, gemm_epilogue, microkernel, packing. Reasons and numbers:
+docs/decisions/panels.md.
 """
 
 from __future__ import annotations
