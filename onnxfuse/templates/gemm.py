@@ -12,8 +12,9 @@
             after the last block of K: epilogue on the tile, stores
 
 A full tile goes from registers through the epilogue to its stores; tiles rest in scratch between blocks of K. What
-the tiles after this one read from memory is fetched meanwhile. How an operand is read is its `Access`; everything but the tile sizes may be a run-time value. The order of
-summation depends on K and the place in the output alone, so results do not depend on the number of threads.
+the tiles after this one read from memory is fetched meanwhile. How an operand is read is its `Access`; everything but
+the tile sizes may be a run-time value. The order of summation depends on K and the place in the output alone, so
+results do not depend on the number of threads.
 
 Files: gemm_design (decisions), gemm_cut (blocks of known sizes), gemm_blocks (sizes at run time, tasks), gemm_const
 (constants), gemm_operands (blocks of a and b), gemm_loops, gemm_epilogue, microkernel, packing. Reasons and numbers:

@@ -79,10 +79,12 @@ def _makespan(p: Product, width: int, height: int) -> float:
 
 
 def _panels(p: Product, first: int, count: int) -> float:
-    """Panels `first` .. of a block; a last one of at most a vector counts less."""
+    """Panels `first` .. of a block; a last one of at most a vector counts less (Design.thin)."""
     cols = min(p.n - first * p.tile.nr, count * p.tile.nr)
     whole, rest = divmod(cols, p.tile.nr)
-    return whole + (0.0 if rest == 0 else 0.2 if rest <= 2 else 0.6 if rest <= p.tile.lanes else 1.0)
+    if rest <= max(2, p.tile.lanes // 2):
+        return whole + 0.1 * rest
+    return whole + (0.6 if rest <= p.tile.lanes else 1.0)
 
 
 def _tiles(p: Product, first: int, count: int) -> float:

@@ -73,10 +73,10 @@ class Design:
 
     @property
     def thin(self) -> bool:
-        """One or two columns are left over: they get micro-kernels with rows in the lanes."""
+        """So few columns are left over that they get micro-kernels with rows in the lanes: those read less."""
         n = self.c.cols.extent
         left = n % self.tile.nr if isinstance(n, int) and self.tile.nv > 1 else 0
-        return self.a is Access.CONST and self.c.acc.is_float and 0 < left <= 2
+        return self.a is Access.CONST and self.c.acc.is_float and 0 < left <= max(2, self.tile.lanes // 2)
 
     @property
     def block_size(self) -> int:

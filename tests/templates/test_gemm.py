@@ -109,7 +109,7 @@ def test_few_rows_times_a_transposed_operand(m: int, target: Target) -> None:
             close(run([a, b.T.copy()])[0], a, b)
 
 
-@pytest.mark.parametrize("left", [1, 2, 3])
+@pytest.mark.parametrize("left", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("target", [NATIVE, WIDE, NARROW], ids=["native", "512 bits", "128 bits"])
 def test_few_columns_left_beside_constant_rows(left: int, target: Target) -> None:
     rng = np.random.default_rng(15)
