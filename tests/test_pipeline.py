@@ -143,6 +143,16 @@ def test_an_empty_batch_goes_through(tmp_path: Path) -> None:
     agrees(m, tmp_path, {"x": random(0, 8)}, {"x": random(5, 8)})
 
 
+def test_a_lone_squeeze_of_a_dimension_not_known_before_stays_with_the_runtime(tmp_path: Path) -> None:
+    m = model("""g (float[N,A,4,B] x) => (float[N,4] y, float[N,A,4,B] z) {
+        axes = Constant<value_ints=[1,3]>()
+        y = Squeeze(x, axes)
+        z = Exp(x)
+    }""")
+    plans = agrees(m, tmp_path, {"x": random(3, 1, 4, 1)})
+    assert [why.code for why in plans.refused.values()] == ["NF_FREE_VIEW"]
+
+
 def test_a_lone_reshape_stays_with_the_runtime(tmp_path: Path) -> None:
     m = model("""g (float[2,3,4] x) => (float[6,4] y) {
         shape = Constant<value_ints=[6,4]>()

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from onnxfuse.errors import SLIPS, Refusal, Unsupported, slip
-from onnxfuse.ir.expr import FALSE, TRUE, Expr, Load, i64, sym, var
+from onnxfuse.ir.expr import FALSE, TRUE, Apply, Expr, Load, Sym, i64, substitute, sym, var
 from onnxfuse.ir.graph import Constant, Value, fresh_name
 from onnxfuse.ir.kernel import Kernel, Local, Stage, Store
 from onnxfuse.ir.loops import Axis, Compute, LoopGraph, depends
 from onnxfuse.ir.partition import Decision, Group, Partition, Relation, Verdict, make_group
 from onnxfuse.ir.plan import Call, Kernels
-from onnxfuse.ir.simplify import same, simplify
+from onnxfuse.ir.simplify import as_dim, dim_expr, same, simplify
 from onnxfuse.ir.text import show
 from onnxfuse.ir.types import Dim, TensorType, tensor
 from onnxfuse.schedule.localize import Localizer, input_checks, maybe_pairs
@@ -129,7 +129,7 @@ def _build(group: Group, loops: LoopGraph, tail: Compute | None = None) -> Built
 
 def _kernel(group: Group, loops: LoopGraph, tail: Compute | None) -> Built:
     made = program(group if tail is None else _without(group, tail))
-    if _is_free_view(made):
+    if _is_free_view(made, _ones(group)):
         raise Unsupported("NF_FREE_VIEW", "only renames memory; the runtime does that without a copy")
     try:
         return _Canon(group, made, loops, tail).build()
@@ -139,8 +139,15 @@ def _kernel(group: Group, loops: LoopGraph, tail: Compute | None) -> Built:
     return _Canon(group, made, loops, tail).build(with_data=True)
 
 
-def _is_free_view(made: Program) -> bool:
-    """One value, read element by element in memory order: a reshape."""
+def _ones(group: Group) -> dict[Expr, Expr]:
+    """Dimensions the members need to be 1 (a squeeze of what is not known before)."""
+    needs = [n for c in group.members for n in c.needs if isinstance(n, Apply) and n.prim.name == "eq"]
+    pairs = [(n.args[k], n.args[1 - k]) for n in needs for k in (0, 1)]
+    return {d: one for d, one in pairs if isinstance(d, Sym) and one is i64(1)}
+
+
+def _is_free_view(made: Program, ones: Mapping[Expr, Expr] | None = None) -> bool:
+    """One value, read element by element in memory order, where the dimensions in `ones` are 1: a reshape."""
     if len(made.stages) != 1 or made.stages[0].reduce is not None:
         return False
     (store,) = made.stages[0].stores[:1]
@@ -148,9 +155,17 @@ def _is_free_view(made: Program) -> bool:
     if len(made.stages[0].stores) != 1 or not isinstance(value, Load) or value.source in made.locals:
         return False
     source, target = value.source.tensor, store.target.tensor
-    if source.dtype is not target.dtype or not same(source.size, target.size):
+    ours, theirs = ([as_dim(substitute(dim_expr(d), ones or {})) for d in t.shape] for t in (source, target))
+    if source.dtype is not target.dtype or not same(_size(ours), _size(theirs)):
         return False
-    return _flat(value.index, source.shape) is _flat(store.index, target.shape)
+    return _flat(value.index, ours) is _flat(store.index, theirs)
+
+
+def _size(shape: Sequence[Dim]) -> Dim:
+    out: Expr = i64(1)
+    for d in shape:
+        out = out * dim_expr(d)
+    return as_dim(out)
 
 
 def _flat(index: Sequence[Expr], shape: Sequence[Dim]) -> Expr:
