@@ -126,6 +126,29 @@ CODES: tuple[Code, ...] = (
         optional=True,
     ),
     Code("NF_TWO_ANCHORS", "B", "both groups are built around a contraction or window", origin=_TVM),
+    Code(
+        "FUSED_ATTENTION",
+        "B",
+        "two products and the row program between them run in one kernel, by blocks of rows; left out: they do not",
+        origin=_OURS,
+        optional=True,
+    ),
+    Code(
+        "FUSED_ROW_TAIL",
+        "B",
+        "a product and the row program over its columns run in one kernel, by blocks of rows; left out: they do not",
+        origin=_OURS,
+        optional=True,
+    ),
+    Code(
+        "NF_ROW_TAIL",
+        "B",
+        "a product has too many or too few columns, or is too deep, to gain by running with its row program",
+        "fusion.tail_columns",
+        _OURS,
+        "{what} {size}, not {least} to {most}",
+    ),
+    Code("NF_ROW_BLOCK", "B", "the products around a row program cannot run with it", origin=_OURS, said="{why}"),
     Code("NF_PROLOGUE", "B", "only views of an operand may come before an anchor", origin="nvFuser", said="{why}"),
     Code(
         "NF_KIND", "B", "the kinds of the two groups do not go together", origin=_ASCEND, said="producer is {producer}"
@@ -177,6 +200,13 @@ CODES: tuple[Code, ...] = (
     ),
     # -- stage C
     Code(
+        "FUSED_PRODUCTS",
+        "C",
+        "products of one value with different constant weights run in one kernel; left out: they do not",
+        origin=_OURS,
+        optional=True,
+    ),
+    Code(
         "NF_INDEX_MISMATCH",
         "C",
         "the two read the same value, but not alike",
@@ -219,6 +249,9 @@ CODES: tuple[Code, ...] = (
     Code("GEMM_BCAST", "plan", "an operand broadcasts at run time"),
     Code("GEMM_SMALL", "plan", "too few products for a blocked contraction", "templates.gemm:MIN_WORK"),
     Code("GEMM_NARROW", "plan", "too few columns for vectors"),
+    Code("ROWBLOCK_FORM", "plan", "not a product whose columns a row program reads"),
+    Code("ROWBLOCK_DTYPE", "plan", "the template does not accumulate in this element type"),
+    Code("SEVERAL_FORM", "plan", "not several products that do not need each other"),
     Code("WINDOW_FORM", "plan", "not a window that slides with constant steps"),
     Code("WINDOW_ROWS", "plan", "the weight has output axes of its own: a matrix product"),
     Code("WINDOW_TAPS", "plan", "the window's taps are not static, or too many", "templates.window:MAX_TAPS"),

@@ -27,6 +27,9 @@ class FusionConfig:
     max_reduces: int = 5  # reductions per group; XLA CPU (LLVM compile time)
     min_saved_bytes: int = 64  # bytes a vertical merge must save
     local_budget: int = 256 * 1024  # bytes of private buffers per outer iteration: half an L2
+    tail_columns: int = 1024  # columns of a product whose row program runs with it, at most: a block stays in L2
+    tail_least: int = 512  # columns, at least: shorter rows gain less than the coarser tasks lose (measured)
+    tail_depth: int = 768  # products summed, at most: deeper ones read their weights too often (measured)
     rounds: int = 10  # merge rounds; Ascend and Inductor
     candidate_window: int = 64  # neighbours tried per value; Inductor
     max_sibling_nodes: int = 16  # atomic nodes of a group formed by a horizontal pair; Inductor's CPU backend

@@ -84,6 +84,7 @@ def rows(
     members: Sequence[Compute],
     writes: Collection[Value] | None = None,
     loads_of: Callable[[Compute], list[Load]] = lambda c: c.loads,
+    deciding: Sequence[Compute] = (),
 ) -> RowMap | Refusal:
     """The row map of `members`, in topological order.
 
@@ -91,6 +92,7 @@ def rows(
         members: Computes of one group.
         writes: Values that leave the group; by default those that no member reads.
         loads_of: Loads of a Compute, for callers that ask again and again.
+        deciding: The reductions whose kept axes are the outer ones; by default all of them.
     """
     made = {c.out: c for c in members}
     level = _levels(members, loads_of)
@@ -110,7 +112,7 @@ def rows(
         ]
         solid = [c for c in members if c.out not in inline]
         bridges = _bridges([(c, loads(*roots[c.out]) if c.out in roots else loads_of(c)) for c in solid], made)
-        found = _solve(solid, reads, written, level, bridges)
+        found = _solve(solid, reads, written, level, bridges, deciding)
         if isinstance(found, Refusal):
             return found
         if isinstance(found, RowMap):
@@ -217,6 +219,7 @@ def _solve(
     written: set[Value],
     level: Mapping[Value, int],
     bridges: Sequence[tuple[Axis, Axis]],
+    deciding: Sequence[Compute],
 ) -> RowMap | Refusal | dict[Value, _Problem]:
     """A row map, a refusal, or values that have to be inlined first and why."""
     classes, bent = _link(reads)
@@ -229,7 +232,7 @@ def _solve(
         over = () if c.reduce is None else c.reduce.axes
         klass.update((a, find(a)) for a in (*c.axes, *over) if a.extent != 1)
         kept[c.out] = [klass[a] for a in c.axes if a in klass]
-    want = _outer_classes(members, kept, written)
+    want = _outer_classes(deciding or members, kept, written)
     if isinstance(want, Refusal):
         return want
     reducing = any(c.reduce is not None for c in members)
@@ -273,7 +276,7 @@ def _link(reads: list[_Read]) -> tuple[_Classes[Axis], list[tuple[_Read, int]]]:
 
 
 def _outer_classes(
-    members: list[Compute], kept: Mapping[Value, list[Axis]], written: set[Value]
+    members: Sequence[Compute], kept: Mapping[Value, list[Axis]], written: set[Value]
 ) -> set[Axis] | Refusal:
     """Axes kept by all reductions; without reductions those of the written values."""
     deciding = [c for c in members if c.reduce is not None] or [c for c in members if c.out in written]

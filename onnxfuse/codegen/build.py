@@ -130,6 +130,15 @@ class Builder:
             self._builder = None
             self._nowhere = None
 
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Functions defined inside are named `<prefix>.<name>.*`: for another template's code, emitted twice."""
+        before, self.prefix = self.prefix, f"{self.prefix}.{name}"
+        try:
+            yield
+        finally:
+            self.prefix = before
+
     def ret(self, value: Index) -> None:
         """Return an i64 (or any value)."""
         self.ir.ret(self.i64(value))

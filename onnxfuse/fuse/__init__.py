@@ -4,10 +4,12 @@
     none      -                           -                              every Compute alone
     tvm       node-kind edges, cap 256    -                              TVM's partition
     canfuse   per-edge kinds, cap 64/65   pairwise vertical growth
-    full      per-edge kinds, cap 64/65   pairwise vertical growth, then siblings that read the same value
+    full      per-edge kinds, cap 64/65   pairwise vertical growth, then siblings that read the same value,
+                                          row blocks (rowblocks.py: attention), products of one value (products.py)
 
 What holds afterwards: every live Compute is in exactly one group; the groups are in a topological order of the
-quotient graph (which has no cycle, nodes that stay included); a group holds at most one anchor; a value that is a
+quotient graph (which has no cycle, nodes that stay included); a group holds at most one anchor, except that
+a row block may hold two products and products.py several; a value that is a
 graph output, captured by a subgraph, or read outside of its group is in the group's `writes`. Dead Computes are in no
 group. Every decision is a record with a stable code. Same input order, same result.
 
@@ -21,12 +23,15 @@ import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.dominators import PostDominators, post_dominators
 from onnxfuse.fuse.facts import Facts, facts
 from onnxfuse.fuse.group import FUSED, NF_A_DEPTH, NF_A_EDGE_KIND, NF_A_PATH_KIND, NF_A_SINK_KIND, Growth, grow
-from onnxfuse.fuse.merge import grow_groups
+from onnxfuse.fuse.merge import Merger, grow_groups
+from onnxfuse.fuse.products import join_products
+from onnxfuse.fuse.rowblocks import join_row_blocks
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, LoopGraph, Opaque
 from onnxfuse.ir.op import Kind
@@ -63,10 +68,16 @@ def _fuse(loops: LoopGraph, config: FusionConfig) -> Partition:
     owner = growth.root
     more: tuple[Decision, ...] = ()
     if config.mode is not FusionMode.TVM and config.rounds > 0:
-        owner, more = grow_groups(known, owner, quotient_order(known, owner), config)
+        owner, more = grow_groups(known, owner, quotient_order(known, owner), config, partial(_finish, loops))
     considered = (v for v in range(len(known.items)) if growth.code[v])
     records = tuple(_record_a(known, growth, tree.parent[v], v, owner, _cap(config)[0]) for v in considered)
     return partition(loops, known, owner, records + more)
+
+
+def _finish(loops: LoopGraph, merger: Merger) -> None:
+    """After everything else, so that nothing has to know of groups of several products."""
+    join_row_blocks(merger, loops.consts.keys())
+    join_products(merger, loops.consts.keys())
 
 
 def stage_a(known: Facts, config: FusionConfig) -> tuple[Growth, PostDominators]:

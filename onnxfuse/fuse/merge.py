@@ -13,10 +13,12 @@ Peeling: stage A lets a reshape flow into a pointwise group; if the group then d
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from onnxfuse.analysis import traffic
+from onnxfuse.analysis.footing import Footing
 from onnxfuse.analysis.rows import rows
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.errors import Refusal
@@ -166,10 +168,10 @@ class Merger:
             self.clusters[a],
             self.clusters[b],
             self.config,
-            self._computes,
+            self.computes,
             self._leaves,
             self._nbytes,
-            self._loads,
+            self.loads,
             span=(self.place[b] - self.place[a]) // GAP,
         )
         no = first_refusal(pair, SIBLINGS)
@@ -177,7 +179,7 @@ class Merger:
             self.refused[a, b] = self._versions(a, b)
             self._record_siblings(c, pair, no)
             return False
-        reached = self._reach(a, b)
+        reached = self.reach(a, b)
         if isinstance(reached, No):
             self._record_siblings(c, pair, reached)
             return False
@@ -230,10 +232,10 @@ class Merger:
             known = self.bytes[v] = traffic.nbytes(v)
         return known
 
-    def _loads(self, c: Compute) -> list[Load]:
+    def loads(self, c: Compute) -> list[Load]:
         return self.known.loads[c.out]
 
-    def _computes(self, items: list[int]) -> list[Compute]:
+    def computes(self, items: list[int]) -> list[Compute]:
         return [c for i in items if isinstance(c := self.known.items[i], Compute)]
 
     def _leaves(self, v: Value, a: Cluster, b: Cluster) -> bool:
@@ -247,7 +249,7 @@ class Merger:
         ca, cb = self.clusters[a], self.clusters[b]
         both = ca.exits & cb.reads
         shared = tuple(both) if len(both) < 2 else tuple(sorted(both, key=self.known.producer.__getitem__))
-        return Pair(ca, cb, self.config, self._computes, self._leaves, self._nbytes, self._loads, shared)
+        return Pair(ca, cb, self.config, self.computes, self._leaves, self._nbytes, self.loads, shared)
 
     def _versions(self, a: int, b: int) -> tuple[int, int]:
         return self.clusters[a].version, self.clusters[b].version
@@ -307,7 +309,7 @@ class Merger:
             self.refused[a, b] = versions
             self._record(c, pair, no)
             return False
-        reached = self._reach(a, b)
+        reached = self.reach(a, b)
         if isinstance(reached, No):
             self._record(c, pair, reached)  # not remembered: legal again once what lies between has joined
             return False
@@ -324,7 +326,7 @@ class Merger:
         inside = {*a.items, *head}
         first = self._cluster(b.id, head)
         shared = tuple(v for v in pair.shared if v in first.reads)
-        if not shared or isinstance(self._reach(a.id, b.id), No) or not all(map(self._runs_alone, tails)):
+        if not shared or isinstance(self.reach(a.id, b.id), No) or not all(map(self._runs_alone, tails)):
             return pair, no
 
         def leaves(v: Value, _a: Cluster, _b: Cluster) -> bool:
@@ -341,10 +343,10 @@ class Merger:
         if len({self.grown[i] for i in items}) == 1:
             return True
         inside = set(items)
-        members = self._computes(items)
+        members = self.computes(items)
         needed = self.known.needed
         writes = [c.out for c in members if c.out in needed or not inside.issuperset(self.known.readers[c.out])]
-        return not isinstance(rows(members, writes, self._loads), Refusal)
+        return not isinstance(rows(members, writes, self.loads), Refusal)
 
     def _views_off(self, b: Cluster) -> tuple[list[int], list[list[int]]]:
         """Members of `b` before any bent read of its own values, and the rest in connected parts."""
@@ -352,7 +354,7 @@ class Merger:
         for i in b.items:
             c = self.known.items[i]
             assert isinstance(c, Compute)
-            own = [ld for ld in self._loads(c) if ld.source in b.makes]
+            own = [ld for ld in self.loads(c) if ld.source in b.makes]
             before = {tail[p] for ld in own if (p := self.known.producer[ld.source]) in tail}
             if before:
                 part = min(before)
@@ -415,10 +417,24 @@ class Merger:
             reader = next(r for r in self.known.readers[v] if r in inside)
         numbers: tuple[tuple[str, Number], ...] = (("saved", pair.saved),) if no is None else no.numbers
         verdict, code = (Verdict.FUSED, FUSED) if no is None else (Verdict.REFUSED, no.code)
+        self.record(v, reader, verdict, code, numbers)
+
+    def record(
+        self, v: Value, reader: int, verdict: Verdict, code: str, numbers: tuple[tuple[str, Number], ...]
+    ) -> None:
+        """The decision about a value and one reader of it; a later one replaces it."""
         name = self.known.name(reader)
         self.records[v, reader] = Decision("B", v.name, name, Relation.VERTICAL, verdict, code, numbers)
 
-    def _reach(self, u: int, v: int) -> set[int] | No:
+    def beside(self, a: int, b: int, verdict: Verdict, code: str, numbers: tuple[tuple[str, Number], ...]) -> None:
+        """The decision about two items of groups that stand side by side; it replaces what was said of the groups."""
+        one, two = self.clusters[self.home[a]].items, self.clusters[self.home[b]].items
+        for pair in [(x, y) for x, y in self.sibling_records if (x in one and y in two) or (x in two and y in one)]:
+            del self.sibling_records[pair]
+        names = self.known.name(a), self.known.name(b)
+        self.sibling_records[a, b] = Decision("C", *names, Relation.HORIZONTAL, verdict, code, numbers)
+
+    def reach(self, u: int, v: int) -> set[int] | No:
         """Clusters before `v` that `u` reaches, or why joining is not possible."""
         end = self.place[v]
         window = (end - self.place[u]) // GAP
@@ -468,10 +484,34 @@ class Merger:
     def _join(self, pair: Pair, reached: set[int]) -> None:
         """The second cluster (the consumer's) becomes part of the first."""
         a, b = pair.a, pair.b
-        u, v = a.id, b.id
         siblings = not pair.shared or a.siblings or b.siblings
         how = None if (a.flat and b.flat) or b.anchors or siblings else pair.footing
-        writes = set(pair.writes)
+        self._merge(a, b, reached, set(pair.writes), siblings, how)
+
+    def unite(self, ids: Iterable[int]) -> int:
+        """Clusters that nothing outside of them stands between become one; returns its id."""
+        rest = set(ids)
+        u = min(rest, key=self.place.__getitem__)
+        rest.discard(u)
+        while rest:
+            v = min(rest, key=self.place.__getitem__)
+            rest.discard(v)
+            reached = self.reach(u, v)
+            assert not isinstance(reached, No), "there is something between"
+            a, b = self.clusters[u], self.clusters[v]
+            self._merge(a, b, reached, {x for x in (*a.exits, *b.exits) if self._leaves(x, a, b)}, True, None)
+        return u
+
+    def _merge(
+        self,
+        a: Cluster,
+        b: Cluster,
+        reached: set[int],
+        writes: set[Value],
+        siblings: bool,
+        how: Footing | Refusal | None,
+    ) -> None:
+        u, v = a.id, b.id
         self._reorder(u, v, reached)
         del self.clusters[v]
         makes = a.makes | b.makes
@@ -519,11 +559,20 @@ def _bent(ld: Load) -> bool:
 
 
 def grow_groups(
-    known: Facts, owner: list[int], order: list[int], config: FusionConfig
+    known: Facts,
+    owner: list[int],
+    order: list[int],
+    config: FusionConfig,
+    finish: Callable[[Merger], None] | None = None,
 ) -> tuple[list[int], tuple[Decision, ...]]:
-    """Stages B and C on the groups of `owner` (in topological order `order`): new owner of every item, the records."""
+    """Stages B and C on the groups of `owner` (in topological order `order`): new owner of every item, the records.
+
+    finish: what is done in full mode before the groups are read off.
+    """
     merger = Merger(known, owner, order, config)
     merger.grow()
     if config.mode is FusionMode.FULL:
         merger.join_siblings()
+        if finish is not None:
+            finish(merger)
     return merger.home, merger.decisions()

@@ -1,6 +1,7 @@
 """Group -> Program: the row program of one group, still in graph-level values and axes.
 
-Four forms (ir/kernel.py): pointwise, one reduction at the end, anchor with epilogue, and rows (everything else).
+Five forms (ir/kernel.py): pointwise, one reduction at the end, anchor with epilogue, rows (everything else), and rows
+with products in them (attention).
 Values that are neither written nor kept in a local are substituted into their readers. Raises Unsupported
 NF_ONE_KERNEL when a group cannot be one kernel; the caller then splits it.
 """
@@ -8,8 +9,9 @@ NF_ONE_KERNEL when a group cannot be one kernel; the caller then splits it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from onnxfuse.analysis.rowblock import is_product, row_block
 from onnxfuse.analysis.rows import RowMap, inline_loads, rows
 from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.expr import Expr, Load, acc, i64, load, rebuild, substitute, var, walk
@@ -43,6 +45,8 @@ def program(group: Group) -> Program:
 
 def _form(group: Group) -> Program:
     reductions = [c for c in group.members if c.reduce is not None]
+    if group.anchor is not None and len(reductions) > 1:
+        return _row_block(group)
     if group.anchor is not None:
         return _anchored(group, group.anchor)
     last = group.members[-1]
@@ -132,12 +136,70 @@ def _rowwise(group: Group) -> Program:
     return _Rows(group, found).build()
 
 
-class _Rows:
-    """Builds the stages of a row program, member by member."""
+def _row_block(group: Group) -> Program:
+    """A row program whose first stage is a product, and perhaps its last one too."""
+    if all(is_product(c) for c in group.members if c.reduce is not None):
+        return _siblings(group)
+    found = row_block(group.members, group.writes)
+    if isinstance(found, Refusal):
+        raise Unsupported("NF_ONE_KERNEL", "the members are no row block", str(found))
+    core = replace(group, members=found.core)
+    if found.last is None or found.written is None:
+        return _Rows(core, found.rows).build()
+    core = replace(core, writes=(found.last.out,))
+    return _Rows(core, found.rows, {found.last.out: (found.written, found.index)}).build()
 
-    def __init__(self, group: Group, found: RowMap) -> None:
+
+def _siblings(group: Group) -> Program:
+    """Products over the same axes, none of which needs another: one after the other."""
+    made: list[Program] = []
+    for product in (c for c in group.members if c.reduce is not None):
+        after = {product.out}
+        for c in group.members:
+            if any(v in after for v in c.reads):
+                after.add(c.out)
+        needed = set(after)
+        for c in reversed(group.members):
+            if c.out in needed:
+                needed.update(c.reads)
+        members = tuple(c for c in group.members if c.out in needed)
+        if any(c.reduce is not None and c is not product for c in members):
+            raise Unsupported("NF_ONE_KERNEL", "a product needs another")
+        writes = tuple(v for v in group.writes if v in after)
+        made.append(_anchored(replace(group, members=members, writes=writes), product))
+    first = made[0]
+    if any([a.extent for a in p.outer] != [a.extent for a in first.outer] for p in made):
+        raise Unsupported("NF_ONE_KERNEL", "the products have different axes")
+    stages = tuple(s for p in made for s in _over(p, first.outer))
+    return Program(first.outer, stages, tuple(v for p in made for v in p.locals))
+
+
+def _over(p: Program, outer: tuple[Axis, ...]) -> tuple[Stage, ...]:
+    """The stages of a program over other outer axes of the same extents."""
+    mapping: Mapping[Expr, Expr] = {var(a): var(b) for a, b in zip(p.outer, outer, strict=True)}
+
+    def stores(s: Stage) -> tuple[Store, ...]:
+        return tuple(
+            Store(t.target, tuple(substitute(i, mapping) for i in t.index), substitute(t.value, mapping))
+            for t in s.stores
+        )
+
+    def body(s: Stage) -> Expr | None:
+        return None if s.reduce_body is None else substitute(s.reduce_body, mapping)
+
+    return tuple(replace(s, stores=stores(s), reduce_body=body(s)) for s in p.stages)
+
+
+Place = tuple[Value, tuple[Expr, ...]]
+
+
+class _Rows:
+    """Builds the stages of a row program, member by member; `placed`: values that are stored as another one."""
+
+    def __init__(self, group: Group, found: RowMap, placed: Mapping[Value, Place] | None = None) -> None:
         self.group = group
         self.map = found
+        self.placed = placed or {}
         self.kept = {v for v, _ in found.buffers}
         self.locals: dict[Value, Value] = {}
         self.bodies: Bodies = {}
@@ -160,7 +222,8 @@ class _Rows:
             local = Value(f"{c.out.name}.row", tensor(c.out.tensor.dtype, [a.extent for a in private]))
             targets.append((local, tuple(var(a) for a in private)))
         if written:
-            targets.append((c.out, tuple(self._outer(e) for e in _store_index(c.axes))))
+            target, index = self.placed.get(c.out, (c.out, _store_index(c.axes)))
+            targets.append((target, tuple(self._outer(e) for e in index)))
         self.stages.append(self._emit(c, private, targets))
         if c.out in self.kept or (c.reduce is not None and not written):
             self.locals[c.out] = targets[0][0]

@@ -36,7 +36,7 @@ from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import epilogue_cost, expected, points, pointwise_seconds
 from onnxfuse.templates.gemm_blocks import TASK_WORK, emit_share, emit_tasks, shares
-from onnxfuse.templates.gemm_const import emit_pack
+from onnxfuse.templates.gemm_const import pack_constants
 from onnxfuse.templates.gemm_design import Access, Design, design
 from onnxfuse.templates.gemm_loops import emit_run, emit_tiles
 from onnxfuse.templates.gemm_operands import emit_block_b
@@ -86,7 +86,7 @@ class Gemm:
         tiles = emit_tiles(build, d)
         block = emit_block_b(build, kernel, d) if d.packs_b or d.b is Access.PANEL else None
         if packs:
-            emit_pack(build, kernel, d)
+            pack_constants(build, kernel, [d])
         main = 0
         if block is not None and d.packs_b and d.shared is not False:
             emit_share(build, kernel, d, block)

@@ -50,17 +50,19 @@ def packed_bytes(d: Design, which: str) -> int:
     return (-(-total // 64) + 2) * 64  # a vector of rows may read past the end
 
 
-def emit_pack(build: Builder, kernel: Kernel, d: Design) -> None:
-    """Write K.packed_bytes and K.pack."""
+def pack_constants(build: Builder, kernel: Kernel, designs: Sequence[Design]) -> None:
+    """Write K.packed_bytes and K.pack: of every design a, then b."""
     with build.function("packed_bytes", I64, []):
-        build.ret(packed_bytes(d, "a") + packed_bytes(d, "b"))
+        build.ret(sum(packed_bytes(d, which) for d in designs for which in ("a", "b")))
     with build.function("pack", VOID, [PTR, PTR]) as fn:
         bufs, packed = fn.args
-        env = _const_env(build, kernel, d, bufs)
-        for which, how in (("a", d.a), ("b", d.b)):
-            if how is Access.CONST:
-                start = 0 if which == "a" else packed_bytes(d, "a")
-                _pack_const(build, env, d, which, build.offset(packed, start // d.c.acc.bytes, d.typ))
+        start = 0
+        for d in designs:
+            env = _const_env(build, kernel, d, bufs)
+            for which, how in (("a", d.a), ("b", d.b)):
+                if how is Access.CONST:
+                    _pack_const(build, env, d, which, build.offset(packed, start // d.c.acc.bytes, d.typ))
+                start += packed_bytes(d, which)
 
 
 def _const_env(build: Builder, kernel: Kernel, d: Design, bufs: Reg) -> Env:

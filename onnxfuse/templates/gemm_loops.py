@@ -92,7 +92,7 @@ def emit_run(build: Builder, kernel: Kernel, d: Design, phase: int, tiles: Tiles
         last = build.udiv(build.mul(build.add(task, 1), s.units), s.tasks)
         with build.loop(first, last, name="unit") as unit:
             u = _open_unit(build, env, d, s, unit, (env_ptr, bufs, packed, scratch, task))
-            _run_unit(build, u, d, tiles, home, block)
+            run_unit(build, u, d, tiles, home, block)
 
 
 def _open_unit(build: Builder, env: Env, d: Design, s: Split, unit: Reg, args: tuple[Reg, Reg, Reg, Reg, Reg]) -> Unit:
@@ -126,7 +126,8 @@ def _open_unit(build: Builder, env: Env, d: Design, s: Split, unit: Reg, args: t
     )
 
 
-def _run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None, block: Function | None) -> None:
+def run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None, block: Function | None) -> None:
+    """All blocks of K, rows and columns of one unit."""
     s = u.split
     with build.loop(0, s.kblocks, name="kb") as kb:
         k0 = build.mul(kb, s.kc)

@@ -14,7 +14,7 @@ Work is cut into units (an outer point, and in shape `outer` a block of the vect
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from onnxfuse.codegen.build import I8, I64, PTR, VOID, Builder, Index, Reg
@@ -28,6 +28,7 @@ from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.ir.types import TensorType
 from onnxfuse.target import Target
 from onnxfuse.templates.nest import Nest, in_place, spread, stage_roots, stage_stores, tidy
+from onnxfuse.templates.row_lines import row_stage
 from onnxfuse.templates.row_shape import (
     SUNK,
     Spec,
@@ -127,6 +128,34 @@ def _used(nest: Nest, locals_: Set[Value]) -> tuple[Value, ...]:
     touched = [ld.source for s in nest.stages for ld in loads(*stage_roots(s))]
     touched += [st.target for s in nest.stages for st in stage_stores(s)]
     return tuple(v for v in dict.fromkeys(nest.views.get(t, t) for t in touched) if v in locals_)
+
+
+# ---- rows inside of another template ----
+
+
+@dataclass(frozen=True, slots=True)
+class RowCode:
+    """The stages of one row, for a template that runs rows itself: it gives the buffers, and the axes outside."""
+
+    spec: Spec
+
+    @classmethod
+    def of(cls, kernel: Kernel, nest: Nest, target: Target) -> RowCode:
+        """`nest` is what `tidy` made of the stages (and has no outer axes)."""
+        unroll = max((unroll_of([s]) for s in nest.stages), default=1)
+        lanes = target.lanes(element_bytes(nest))
+        return cls(Spec(kernel, nest, None, True, lanes, unroll, maskable(nest, target)))
+
+    @property
+    def operations(self) -> float:
+        """Predicted vector operations for one row."""
+        return cycles(self.spec.nest, None, True, self.spec.lanes)
+
+    def emit(self, build: Builder, env: Env) -> None:
+        """All stages at the place of `env`."""
+        here = env.at(buffers=_views(build, env, self.spec.nest))
+        for stage in self.spec.nest.stages:
+            here = row_stage(build, here, self.spec, stage)
 
 
 # ---- buffers ----

@@ -1,0 +1,108 @@
+"""Stage C: products of one value with different constant weights run in one kernel (query, key and value of attention).
+
+After stage B and the row blocks, in `full` mode. Each keeps its own weights and result; together they are one call
+whose tasks fill every core. Joined are groups of one product each, of equal shape, that read the same value, each with
+a constant other factor; neither may need the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from onnxfuse.analysis.kinds import same_extent
+from onnxfuse.analysis.maps import inline_loads
+from onnxfuse.analysis.rowblock import is_product
+from onnxfuse.fuse.merge import GAP, NF_CYCLE, Merger
+from onnxfuse.fuse.rules import Cluster, No
+from onnxfuse.ir.expr import Expr, loads
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.loops import Axis, Compute
+from onnxfuse.ir.partition import Number, Verdict
+from onnxfuse.ir.types import Dim
+
+FUSED_PRODUCTS = "FUSED_PRODUCTS"
+NF_SPAN = "NF_SPAN"
+
+
+def join_products(m: Merger, consts: Collection[Value]) -> None:
+    """Join products of the same value; `m` has finished everything vertical."""
+    if FUSED_PRODUCTS in m.config.skip:
+        return
+    found: dict[Value, list[tuple[Cluster, Compute]]] = {}
+    for o in sorted(m.place, key=m.place.__getitem__):
+        c = m.clusters[o]
+        read = _read_value(m, c, consts)
+        if read is not None:
+            found.setdefault(read[0], []).append((c, read[1]))
+    for readers in found.values():
+        _join_readers(m, readers)
+
+
+def _join_readers(m: Merger, readers: list[tuple[Cluster, Compute]]) -> None:
+    """The first reader with every later one that fits, then the same with those that are left."""
+    while len(readers) > 1:
+        (first, product), *others = readers
+        left = []
+        for other, another in others:
+            if not _alike(product.out.tensor.shape, another.out.tensor.shape):
+                left.append((other, another))
+                continue
+            no = _judge(m, first, other)
+            verdict, code = (Verdict.FUSED, FUSED_PRODUCTS) if no is None else (Verdict.REFUSED, no.code)
+            numbers: tuple[tuple[str, Number], ...] = () if no is None else no.numbers
+            m.beside(m.known.producer[product.out], m.known.producer[another.out], verdict, code, numbers)
+            if no is not None:
+                left.append((other, another))
+                continue
+            first = m.clusters[m.unite((first.id, other.id))]
+        readers = left
+
+
+def _alike(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
+    return len(a) == len(b) and all(map(same_extent, a, b))
+
+
+def _read_value(m: Merger, c: Cluster, consts: Collection[Value]) -> tuple[Value, Compute] | None:
+    """(the one value that is no constant among the product's factors, the product) of a group of one product."""
+    if c.anchors != 1 or c.reduces != 1 or c.pinned or c.opaque:
+        return None
+    bodies: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
+    members = m.computes(c.items)
+    product = next(x for x in members if x.reduce is not None)
+    last = members[-1]
+    if not is_product(product) or not _alike(last.out.tensor.shape, product.out.tensor.shape):
+        return None
+    if any(
+        v in m.known.needed or any(r not in c.items for r in m.known.readers.get(v, ())) for v in c.makes - {last.out}
+    ):
+        return None
+    for x in members:
+        if x is product:
+            break
+        bodies[x.out] = (x.axes, inline_loads(x.body, bodies))
+    sources = {ld.source for ld in loads(inline_loads(product.body, bodies))}
+    free = [v for v in sources if v not in consts]
+    return (free[0], product) if len(free) == 1 and len(sources) == 2 else None
+
+
+def _judge(m: Merger, a: Cluster, b: Cluster) -> No | None:
+    """Why two products do not run together."""
+    skip = m.config.skip
+    span = abs(m.place[a.id] - m.place[b.id]) // GAP
+    if span > m.config.span and NF_SPAN not in skip:
+        return No(NF_SPAN, (("span", span), ("most", m.config.span)))
+    nodes, cap = len(a.items) + len(b.items), m.config.max_nodes + 1
+    if nodes > cap and "NF_NODE_CAP" not in skip:
+        return No("NF_NODE_CAP", (("nodes", f"{len(a.items)}+{len(b.items)}"), ("cap", cap)))
+    inputs, outputs = len((a.reads | b.reads) - a.makes - b.makes), a.anchors + b.anchors
+    if inputs > m.config.max_inputs and "NF_IO_CAP" not in skip:
+        return No("NF_IO_CAP", (("inputs", inputs), ("cap", m.config.max_inputs)))
+    if outputs > m.config.max_outputs and "NF_IO_CAP" not in skip:
+        return No("NF_IO_CAP", (("outputs", outputs), ("cap", m.config.max_outputs)))
+    first, second = sorted((a, b), key=lambda c: m.place[c.id])
+    reached = m.reach(first.id, second.id)
+    if isinstance(reached, No):
+        return reached
+    if second.id in m.succ[first.id]:
+        return No(NF_CYCLE, (("through", m.known.name(second.items[-1])),))
+    return None
