@@ -45,7 +45,8 @@ from onnx.backend.test.case.test_case import TestCase
 from suites import SUITES, cases, freeze, loaded, op, plain
 
 CHUNK = 40  # cases per child process
-TIMEOUT = 60.0  # seconds without a finished case after which a child is killed
+TIMEOUT = 60.0  # seconds of work without a finished case after which a child is killed
+IDLE = 20.0  # as many times that, by the clock: the machine may be busy with something else
 SLOW = 900.0  # the same for the suite of whole networks
 MODES = ("full", "canfuse", "tvm", "none")
 
@@ -166,7 +167,7 @@ def _run_child(chunk: list[TestCase], setting: Setting, add: Add) -> list[Result
     with contextlib.suppress(EOFError):
         while len(results) < len(chunk):
             patience = SLOW if chunk[len(results)].kind == "real" else TIMEOUT * len(setting.modes)
-            if not receiver.poll(patience):
+            if not _answers(receiver, child, patience):
                 problem = f"no answer for {patience:.0f} s"
                 child.kill()
                 break
@@ -179,6 +180,24 @@ def _run_child(chunk: list[TestCase], setting: Setting, add: Add) -> list[Result
         results.append(Result(case.name, op(case), "failed", True, failures=[why]))
         add(results[-1])
     return results
+
+
+def _answers(receiver: Any, child: Any, seconds: float) -> bool:
+    """A result came before the child had worked for that long."""
+    begun, start = _worked(child.pid), time.monotonic()
+    while not receiver.poll(min(seconds, 5.0)):
+        if _worked(child.pid) - begun > seconds or time.monotonic() - start > IDLE * seconds:
+            return False
+    return True
+
+
+def _worked(pid: int) -> float:
+    """CPU seconds of a process and of its ended children."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _child(chunk: list[TestCase], setting: Setting, sender: Any) -> None:

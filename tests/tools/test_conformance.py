@@ -52,6 +52,7 @@ def test_a_case_that_hangs_is_given_up(cases: list[TestCase], monkeypatch: pytes
 
     monkeypatch.setattr(conformance, "run_case", run)
     monkeypatch.setattr(conformance, "TIMEOUT", 1.0)
+    monkeypatch.setattr(conformance, "IDLE", 1.0)
     failed = [r for r in conformance.run_all(cases, jobs=1) if r.state == "failed"]
     assert [(r.name, r.failures) for r in failed] == [("test_abs", ["no answer for 1 s"])]
 
