@@ -213,12 +213,6 @@ def ReverseSequence(x, sequence_lens, *, batch_axis=1, time_axis=0):
     return _as(x)
 
 
-@shaped(_TODO, since=16)
-def GridSample(x, grid, *, align_corners=0, mode="linear", padding_mode="zeros"):
-    """Sampling at given coordinates."""
-    return tensor(x.dtype, [*x.shape[:2], *grid.shape[1:-1]])
-
-
 @shaped(_TODO, since=10)
 def RoiAlign(
     x,

@@ -1231,7 +1231,21 @@ def _reversesequence(op, opset):
 
 @rows("GridSample")
 def _gridsample(op, opset):
-    yield sample(rand((1, 2, 4, 5)), rand((1, 3, 6, 2), lo=-1, hi=1), **({} if opset >= 20 else {"mode": "bilinear"}))
+    linear = "linear" if opset >= 20 else "bilinear"
+    x, grid = rand((2, 3, 4, 5)), rand((2, 3, 6, 2), F32, "grid", -1.6, 1.6)
+    grid[0, 0, :3] = [[-1, 1], [0, 0], [1, -1]]
+    for mode in (linear, "nearest"):
+        for padding in ("zeros", "border", "reflection"):
+            for aligned in (0, 1):
+                attrs = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
+                yield sample(x, grid, **attrs)
+                if opset >= 20:
+                    yield sample(rand((1, 2, 3, 4, 5)), rand((1, 2, 3, 4, 3), F32, "g3", -1.6, 1.6), **attrs)
+        # Beyond the range of i64 onnxruntime's conversion is undefined.
+        far = np.array([[-1e9, 1e9], [7.0, -9.0], [-5.3, 4.1], [0.0, 50.0]], np.float32).reshape(1, 2, 2, 2)
+        yield sample(x[:1], far, mode=mode, padding_mode="border")
+        yield sample(x.astype(F64), grid.astype(F64), mode=mode, may=True)
+    yield sample(x, grid, mode="cubic" if opset >= 20 else "bicubic")
 
 
 @rows("RoiAlign")

@@ -45,6 +45,7 @@ DECLINED = {
     "Dropout": ["mask output"],
     "Gemm": ["beta=0"],
     "GlobalLpPool": ["p=3"],
+    "GridSample": ["mode=cubic", "mode=bicubic"],
     "LpNormalization": ["before opset 11"],
     "RotaryEmbedding": ["run-time positions"],
 }
