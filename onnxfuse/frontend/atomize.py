@@ -102,4 +102,15 @@ def _rename(nodes: tuple[Node, ...], finals: tuple[Value, ...], head: Node) -> l
         inputs = tuple(None if v is None else swap.get(v, v) for v in n.inputs)
         outputs = tuple(None if v is None else swap.get(v, v) for v in n.outputs)
         out.append(replace(n, inputs=inputs, outputs=outputs))
-    return out
+    return _alive(out, {v for v in head.outputs if v is not None})
+
+
+def _alive(nodes: list[Node], wanted: set[Value]) -> list[Node]:
+    """The nodes that `wanted` needs: a formula also makes what an absent output would be."""
+    kept: list[Node] = []
+    needed = set(wanted)
+    for n in reversed(nodes):
+        if needed.intersection(n.results):
+            needed.update(n.reads)
+            kept.append(n)
+    return kept[::-1]

@@ -77,3 +77,11 @@ def test_a_graph_without_composites_is_itself():
     source = read(model("y = Relu(x)"))
     typed = infer_types(source.graph, source.hints)
     assert atomize(typed).graph is typed.graph
+
+
+def test_nothing_is_made_for_an_absent_output():
+    """Attention without its keys and values as outputs, but with its scores."""
+    made = atomized("y, , , z = Attention(x, x, x)", "(float[2,3,4,8] x) => (float[2,3,4,8] y, float[2,3,4,4] z)", 23)
+    read_ = {v for n in made.graph.nodes for v in n.reads} | set(made.graph.outputs)
+    assert all(read_.intersection(n.results) for n in made.graph.nodes)
+    assert ops(made.graph).count("Identity") == 1  # the scores
