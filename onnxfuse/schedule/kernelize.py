@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from onnxfuse.errors import SLIPS, Refusal, Unsupported, slip
-from onnxfuse.ir.expr import FALSE, TRUE, Apply, Expr, Load, Sym, i64, substitute, sym, var
+from onnxfuse.ir.expr import FALSE, TRUE, Apply, Expr, Lit, Load, i64, substitute, sym, var
 from onnxfuse.ir.graph import Constant, Value, fresh_name
 from onnxfuse.ir.kernel import Kernel, Local, Stage, Store
 from onnxfuse.ir.loops import Axis, Compute, LoopGraph, depends
@@ -143,7 +143,7 @@ def _ones(group: Group) -> dict[Expr, Expr]:
     """Dimensions the members need to be 1 (a squeeze of what is not known before)."""
     needs = [n for c in group.members for n in c.needs if isinstance(n, Apply) and n.prim.name == "eq"]
     pairs = [(n.args[k], n.args[1 - k]) for n in needs for k in (0, 1)]
-    return {d: one for d, one in pairs if isinstance(d, Sym) and one is i64(1)}
+    return {d: one for d, one in pairs if one is i64(1) and not isinstance(d, Lit)}
 
 
 def _is_free_view(made: Program, ones: Mapping[Expr, Expr] | None = None) -> bool:
