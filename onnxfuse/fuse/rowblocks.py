@@ -14,6 +14,7 @@ from onnxfuse.analysis.rowblock import RowBlock, row_block
 from onnxfuse.fuse.merge import GAP, NF_CYCLE, NF_CYCLE_BUDGET, Merger
 from onnxfuse.fuse.rules import Cluster, No
 from onnxfuse.ir.graph import Value
+from onnxfuse.ir.loops import Compute
 from onnxfuse.ir.partition import Verdict
 
 FUSED_ATTENTION = "FUSED_ATTENTION"
@@ -76,20 +77,20 @@ def _attention(m: Merger, before: Cluster, rows: Cluster, after: Cluster) -> boo
 
 def _tail_of(m: Merger, before: Cluster, rows: Cluster, consts: Collection[Value]) -> bool:
     """Join a product with constant weights and the row program over its columns, if the row is short enough."""
+    product = next(c for c in m.computes(before.items) if c.reduce is not None)
+    if not any(v in consts for v in product.reads):
+        return False
     links = _links(m, (before, rows))
-    no = _long_row(m, before, consts) or _judge(m, [before, rows])
+    no = _long_row(m, product) or _judge(m, [before, rows])
     if no is None:
         _join(m, [before, rows])
     _record(m, links, no, FUSED_ROW_TAIL)
     return no is None
 
 
-def _long_row(m: Merger, before: Cluster, consts: Collection[Value]) -> No | None:
+def _long_row(m: Merger, product: Compute) -> No | None:
     """The columns of a block of rows must stay in cache, the weights are read once a block."""
-    product = next(c for c in m.computes(before.items) if c.reduce is not None)
     assert product.reduce is not None
-    if not any(v in consts for v in product.reads):
-        return No(NF_ROW_BLOCK, (("why", "the weights are no constant"),))
     columns = product.out.tensor.shape[-1] if product.out.tensor.rank else 1
     depth = product.reduce.axes[-1].extent
     c = m.config

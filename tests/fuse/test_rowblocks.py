@@ -195,7 +195,7 @@ def test_depth_of_a_row_tail() -> None:
 
 
 def test_weights_that_are_no_constant_have_no_row_tail() -> None:
-    assert tail_code(tail(variable=True)) == "NF_ROW_BLOCK"
+    assert tail_code(tail(variable=True)) == "NF_KIND"
 
 
 def test_row_tails_left_out_by_code_or_mode() -> None:
