@@ -66,7 +66,7 @@ class Rowwise:
             cost = max(floor, cycles(nest, axis, row, lanes) / rate)
             name = ROW if row else axis.name if axis is not None else ""
             width = lanes if row or axis is not None else 1
-            steps = [unroll_of([s]) for s in nest.stages] if row else [unroll_of(nest.stages)]
+            steps = [unroll_of([s]) for s in nest.stages] if row else [_abreast(nest)]
             out.append(Schedule(self.name, width, name, unroll=max(steps), grain=GRAIN, cost=cost))
         return sorted(out, key=lambda s: s.cost)
 
@@ -94,6 +94,12 @@ class Rowwise:
 
 
 ROWWISE = Rowwise()
+
+
+def _abreast(nest: Nest) -> int:
+    """Vectors per iteration along an outer axis: twice as many down columns, where every line is its own stretch."""
+    count = unroll_of(nest.stages)
+    return 2 * count if count > 1 and any(s.axes or s.reduce for s in nest.stages) else count
 
 
 def _spec(kernel: Kernel, nest: Nest, axis: Axis | None, row: bool, lanes: int, unroll: int, target: Target) -> Spec:
