@@ -138,6 +138,10 @@ def _attention(
     outputs: int,
 ) -> tuple[GraphTensor, ...]:
     kind, flat = q.dtype, q.rank == 3
+    forbids = how.moving or valid is not None or (mask is not None and mask.dtype is DType.BOOL)
+    if outputs > 3 and how.mode == 2 and forbids:
+        why = "onnxruntime shows the lowest number for a forbidden key, not minus infinity"
+        raise Unsupported("UN_ATTR", "Attention with its masked scores as an output is not implemented", why)
     if flat:
         q, k, v = _headed(q, heads[0]), _headed(k, heads[1]), _headed(v, heads[1])
     keys = k if past_key is None else Concat(past_key, k, axis=2)

@@ -1104,6 +1104,8 @@ def _attention(op, opset):
     for mode in range(4):
         yield sample(q, k, v, mask, *past, outputs=4, qk_matmul_output_mode=mode, softcap=2.0, may=True)
         yield sample(q, k, v, rand((4, 8), F32, "mask"), *past, outputs=4, qk_matmul_output_mode=mode, softcap=2.0)
+        wide = rand((4, 8), F32, "mask")
+        yield sample(q, k, v, wide, *past, outputs=4, qk_matmul_output_mode=mode, is_causal=1, may=True)
     for dtype in (F64, F16, BF16):
         yield sample(*_qkv(2, 2, dtype), may=True)
         yield sample(*_qkv(2, 1, dtype), rand((4, 5), dtype, "mask"), may=True, is_causal=1)
