@@ -13,14 +13,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LONGEST = 4000  # characters of one part of a message: names in models can be of any length
+
+
+def printable(text: str) -> str:
+    """Text from a model, safe to print: control characters and marks of writing direction as escapes, not too long."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
 
 class OnnxfuseError(Exception):
     """Base of all errors raised on purpose; prints as `error[CODE] what`, then why and hint."""
 
     def __init__(self, code: str, what: str, why: str = "", hint: str = "") -> None:
+        what, why, hint = (printable(t) for t in (what, why, hint))
         super().__init__(code, what, why, hint)
         self.code = code
-        self.what = what
+        self.what = " ".join(what.splitlines())
         self.why = why
         self.hint = hint
 

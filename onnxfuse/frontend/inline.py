@@ -1,13 +1,14 @@
 """Local functions are inlined: ModelProto -> the same ModelProto without them.
 
 A function that imports an opset version other than the model's stays (onnxruntime reads its body in the model's opset,
-so its meaning is the runtime's business), and so do functions whose attributes hold graphs. A call of a function that
-stays is a foreign op. Names of values and nodes inside a body are made unique; outputs keep the caller's names.
+so its meaning is the runtime's business), and so do functions whose attributes hold graphs or that are too large when
+expanded. A call of a function that stays is a foreign op. Names of values and nodes inside a body are made unique;
+outputs keep the caller's names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx
 
@@ -15,6 +16,7 @@ from onnxfuse.errors import UsageError
 from onnxfuse.frontend.protos import all_graphs, domain_of, imports_of, subgraphs
 from onnxfuse.ir.graph import fresh_name
 
+MOST_NODES = 1_000_000  # a model of functions that call functions may be this large when all are expanded
 Key = tuple[str, str, str]  # domain, name, overload
 
 
@@ -25,7 +27,10 @@ def inline_functions(model: onnx.ModelProto) -> None:
         return
     _refuse_cycles(functions)
     imports = imports_of(model.opset_import)
-    chosen = {k: f for k, f in functions.items() if _can_inline(f, imports)}
+    sizes = expanded_sizes(model.functions)
+    chosen = {k: f for k, f in functions.items() if _can_inline(f, imports) and sizes[k] <= MOST_NODES}
+    if sum(sizes.get(_key(n), 1) for g in all_graphs(model.graph) for n in g.node if _key(n) in chosen) > MOST_NODES:
+        chosen = {}
     for f in chosen.values():
         _import(model, f, imports)
     values, nodes = _names(model)
@@ -48,6 +53,16 @@ def _refuse_cycles(functions: Mapping[Key, onnx.FunctionProto]) -> None:
     if remaining:
         names = ", ".join(sorted(f"{d}::{n}" for d, n, _ in remaining))
         raise UsageError("E_CYCLE", "local functions call each other in a circle", f"among {names}", "remove the cycle")
+
+
+def expanded_sizes(functions: Iterable[onnx.FunctionProto]) -> dict[Key, int]:
+    """Nodes of each function when everything it calls is expanded. Functions in a circle have no size."""
+    calls = {(f.domain, f.name, f.overload): [_key(n) for n in f.node] for f in functions}
+    sizes: dict[Key, int] = {}
+    while ready := [k for k in calls if k not in sizes and all(c in sizes or c not in calls for c in calls[k])]:
+        for k in ready:
+            sizes[k] = sum(sizes.get(c, 1) for c in calls[k])
+    return sizes
 
 
 def _can_inline(function: onnx.FunctionProto, imports: Mapping[str, int]) -> bool:

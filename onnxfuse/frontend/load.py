@@ -336,6 +336,12 @@ def opset_of(proto: onnx.ModelProto) -> dict[str, int]:
     found: dict[str, int] = {}
     for entry in proto.opset_import:
         domain = domain_of(entry.domain)
+        if not 0 <= entry.version < 1 << 31:
+            raise UsageError(
+                "E_OPSET_IMPORT",
+                f"domain {domain or 'ai.onnx'!r} is imported in an impossible version",
+                str(entry.version),
+            )
         if found.setdefault(domain, entry.version) != entry.version:
             raise UsageError(
                 "E_OPSET_IMPORT",

@@ -13,6 +13,7 @@ import onnx_ir
 from onnx import checker, defs, shape_inference
 
 from onnxfuse.errors import UsageError
+from onnxfuse.frontend.inline import MOST_NODES, expanded_sizes
 from onnxfuse.frontend.protos import all_graphs, domain_of, dtype_of, imports_of, raw_bytes, subgraphs
 from onnxfuse.ir.expr import sym
 from onnxfuse.ir.graph import fresh_name
@@ -191,9 +192,11 @@ def _refuse_undefined(graph: onnx.GraphProto, made: Iterable[str]) -> None:
 
 def hints(small: onnx.ModelProto) -> dict[str, TensorType | None]:
     """What onnx's shape inference finds out, by value name; a failure of it is no error of the model."""
+    if max(expanded_sizes(small.functions).values(), default=0) > MOST_NODES:
+        return {}  # the inference expands every call of every function
     try:
         inferred = shape_inference.infer_shapes(small, check_type=False, strict_mode=False, data_prop=False)
-    except (shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
+    except (shape_inference.InferenceError, checker.ValidationError, RuntimeError, ValueError, TypeError):
         return {}
     out: dict[str, TensorType | None] = {}
     for info in inferred.graph.value_info:

@@ -41,6 +41,8 @@ from onnxfuse.ir.expr import (
 
 Monomial = tuple[Expr, ...]  # atoms, sorted by _key; () is the constant term
 Poly = dict[Monomial, int]
+# Larger products are refused (OverflowError): a sum of dimensions squared thirty times must not be written out.
+MOST_TERMS, MOST_FACTORS = 256, 16
 Range = tuple[int | None, int | None]  # inclusive; None = unbounded
 
 
@@ -130,8 +132,15 @@ def poly(e: Expr) -> Poly:
             case "neg":
                 return plus({}, poly(e.args[0]), -1)
             case "mul":
-                return times(poly(e.args[0]), poly(e.args[1]))
+                a, b = poly(e.args[0]), poly(e.args[1])
+                if len(a) * len(b) > MOST_TERMS or _degree(a) + _degree(b) > MOST_FACTORS:
+                    raise OverflowError(f"a product of {len(a)} by {len(b)} terms of dimensions")
+                return times(a, b)
     return {(e,): 1}
+
+
+def _degree(p: Poly) -> int:
+    return max(map(len, p), default=0)
 
 
 def from_poly(p: Poly) -> Expr:

@@ -76,6 +76,8 @@ def _log_sum_exp(x: GraphTensor, axes: list[int] | None, keepdims: int) -> Graph
     if not every:
         return back(Log(Exp(w)), x.dtype)
     top = ReduceMax(w, axes=every, keepdims=1)
+    if x.builder.opset < 8 and w.dtype is DType.F64:
+        raise Unsupported("UN_DTYPE", "Clip takes no f64 in opset 7, and Min does not broadcast")
     huge = float(np.finfo(w.dtype.numpy).max)  # an infinite maximum must not become inf - inf
     top = Max(Min(top, huge), -huge) if x.builder.opset >= 8 else Clip_6(top, min=-huge, max=huge)
     total = back(Log(ReduceSum(Exp(w - top), axes=every, keepdims=1)) + top, x.dtype)

@@ -29,11 +29,13 @@ from onnxfuse.ir.graph import ArrayConst, Attrs, AttrValue, Foreign, Node, Value
 from onnxfuse.ir.loops import Axis, Compute, Reduce
 from onnxfuse.ir.op import EXACT, SUM, Family, Op, Tol
 from onnxfuse.ir.prims import PRIMS
-from onnxfuse.ir.simplify import as_dim, dim_expr, simplify
+from onnxfuse.ir.simplify import as_dim, dim_expr, poly, simplify
 from onnxfuse.ir.types import Dim, TensorType, tensor
 from onnxfuse.ops.dsl import Known, Loops, Tensor, axis_of, broadcast_load, broadcast_shape, compute, maximum, product
 
 OPS: dict[tuple[str, str], list[Op]] = {}  # (domain, name) -> entries, oldest first
+MOST_AXES = 16  # of a tensor: index arithmetic grows with the square
+LARGEST_BYTES = 1 << 60  # of a tensor; kernels refuse more at run time too (codegen/dims.py)
 KNOWN_LIMIT = 1024  # elements: larger integer tensors are data, not shape arithmetic
 
 
@@ -402,11 +404,30 @@ def _compute(node: Node, out: Value, loops: Loops) -> Compute:
 def infer(node: Node, facts: Facts, opset: int) -> list[TensorType]:
     """Types of a node's outputs. Raises Unsupported when the table cannot tell."""
     if node.op.family is Family.COMPOSITE:
-        return [g.type for g in expand(node, facts, opset).results]
-    if node.op.family is Family.OPAQUE and node.op in OPS.get((node.op.domain, node.op.name), ()):
+        types = [g.type for g in expand(node, facts, opset).results]
+    elif node.op.family is Family.OPAQUE and node.op in OPS.get((node.op.domain, node.op.name), ()):
         made = _call(node, facts)  # not for an op of another family that a node's attributes made opaque
-        return list(made) if isinstance(made, list) else [made]
-    return [tensor(d.dtype, d.shape) for d in definitions(node, facts)]
+        types = list(made) if isinstance(made, list) else [made]
+    else:
+        types = [tensor(d.dtype, d.shape) for d in definitions(node, facts)]
+    for t in types:
+        _refuse_impossible(node, t)
+    return types
+
+
+def _refuse_impossible(node: Node, t: TensorType) -> None:
+    """No tensor has negative dimensions, or more bytes than can be addressed."""
+    if t.rank > MOST_AXES:
+        raise Unsupported(
+            "UN_MISFIT", f"{node.op} node {node.name!r} makes a tensor of {t.rank} axes, at most {MOST_AXES}"
+        )
+    known = [d for d in t.shape if isinstance(d, int)]
+    known += [abs(c) for d in t.shape if not isinstance(d, int) for c in poly(d).values()]
+    total = t.dtype.bytes if t.dtype.computable else 1
+    for d in known:
+        total *= max(d, 1)
+    if any(d < 0 for d in known) or total > LARGEST_BYTES:
+        raise Unsupported("UN_MISFIT", f"{node.op} node {node.name!r} makes {t}, which no memory holds")
 
 
 def _call(node: Node, facts: Facts) -> Any:

@@ -28,7 +28,7 @@ from onnxfuse.ir.plan import Call, Kernels
 from onnxfuse.ir.simplify import as_dim, dim_expr, same, simplify
 from onnxfuse.ir.text import show
 from onnxfuse.ir.types import Dim, TensorType, tensor
-from onnxfuse.schedule.localize import Localizer, input_checks, maybe_pairs
+from onnxfuse.schedule.localize import Localizer, broadcasts, input_checks, maybe_pairs
 from onnxfuse.schedule.program import Program, program
 
 NAME_OPS = 6  # op names that go into a kernel's name
@@ -246,7 +246,6 @@ class _Canon:
         renamed = {self.mine[v]: typed[v] for v in self.inputs}
         bindings = tuple(replace(b, value=renamed[b.value]) for b in self.loc.bindings)
         checks = tuple(replace(c, value=renamed[c.value]) for c in input_checks(self.loc, pairs))
-        extents: dict[Expr, Dim] = {var(b): b.extent for b in axes.values()}
         roots = [r for s in stages for r in s.roots]
         kernel = Kernel(
             name="",
@@ -258,7 +257,7 @@ class _Canon:
             consts=frozenset(typed[v] for v in self.inputs if v in self.consts),
             dims=bindings,
             checks=checks,
-            maybe=maybe_pairs(roots, extents),
+            maybe=maybe_pairs(roots, broadcasts(self.loc, self.group.members)),
             needs=tuple(self._needs()),
             renamed=self._renamed(),
         )

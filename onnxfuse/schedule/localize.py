@@ -17,9 +17,10 @@ import numpy as np
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Sym, Var, apply, cast, load, sym, walk
+from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Sym, Var, apply, cast, load, sym, var, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, DimCheck
+from onnxfuse.ir.loops import Compute
 from onnxfuse.ir.simplify import Monomial, Poly, bounds, dim_expr, from_poly, plus, poly, simplify, times
 from onnxfuse.ir.types import Dim
 
@@ -230,13 +231,32 @@ def input_checks(loc: Localizer, inputs: Iterable[tuple[Value, Value]]) -> tuple
     return tuple(out)
 
 
-def maybe_pairs(roots: Iterable[Expr], extents: Mapping[Expr, Dim]) -> tuple[tuple[Expr, Expr], ...]:
-    """(n, extent) of every run-time broadcast `bcast(i, n)`: the fast variant needs n == extent for all of them."""
+def maybe_pairs(roots: Iterable[Expr], broadcast: Mapping[Expr, Iterable[Expr]]) -> tuple[tuple[Expr, Expr], ...]:
+    """(n, extent) of every run-time broadcast `bcast(i, n)`: the fast variant needs n == extent for all of them.
+
+    `broadcast` tells the extents every n was broadcast to where the members say so. A loop may be shorter (a Slice of a
+    sum), so its own extent says nothing. Where nobody knows, an n that is not 1 counts as equal.
+    """
     pairs: dict[tuple[Expr, Expr], None] = {}
     for e in walk(*roots):
         if isinstance(e, Apply) and e.prim.name == "bcast":
-            i, n = e.args
-            extent = extents.get(i)
-            full = dim_expr(extent) if extent is not None else simplify(apply("max", n, dim_expr(2)))
-            pairs[(n, full)] = None
+            n = e.args[1]
+            for full in broadcast.get(n, ()) or (simplify(apply("max", n, dim_expr(2))),):
+                pairs[(n, full)] = None
     return tuple(pairs)
+
+
+def broadcasts(loc: Localizer, members: Iterable[Compute]) -> dict[Expr, dict[Expr, None]]:
+    """N -> the extents it is broadcast to, by the axes of the members, in the kernel's symbols."""
+    found: dict[Expr, dict[Expr, None]] = {}
+    for c in members:
+        extents = {var(a): a.extent for a in (*c.axes, *(c.reduce.axes if c.reduce is not None else ()))}
+        for e in walk(*c.roots):
+            if not isinstance(e, Apply) or e.prim.name != "bcast" or e.args[0] not in extents:
+                continue
+            try:
+                full = dim_expr(loc.dim(extents[e.args[0]]))
+                found.setdefault(simplify(loc.expr(e.args[1])), {})[full] = None
+            except Unsupported:
+                continue
+    return found

@@ -36,7 +36,10 @@ class Program:
 
 def program(group: Group) -> Program:
     """The row program of a group (see the module docstring)."""
-    made = _form(group)
+    try:
+        made = _form(group)
+    except OverflowError as error:  # products of integers that nobody wants written out
+        raise Unsupported("NF_ONE_KERNEL", "the kernel's expressions grew too large", str(error)) from error
     size = sum(1 for _ in walk(*(r for s in made.stages for r in s.roots)))
     if size > MAX_NODES:
         raise Unsupported("NF_ONE_KERNEL", "the kernel's expressions grew too large", f"{size} > {MAX_NODES}")

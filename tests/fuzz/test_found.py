@@ -165,3 +165,75 @@ def test_pools_over_less_than_a_window(tmp_path: Path, dim: str, attrs: str, cei
     # The division that counts windows truncates towards zero: one missing element still gives a window, two do not.
     m = model(f"(float[1,1,{dim}] x) => (float[a,b,c] y) {{ y = MaxPool<strides = [2], {attrs}{ceil}>(x) }}")
     agrees(tmp_path, m, {"x": floats(1, 1, 1)})
+
+
+# --- broadcasting before a view that takes a part --------------------------------------------------------------------
+@pytest.mark.parametrize(("n", "m"), [(5, 5), (1, 5), (5, 1), (2, 2)])
+def test_a_slice_of_a_sum_that_broadcasts_at_run_time(tmp_path: Path, n: int, m: int) -> None:
+    # The loop has two steps, the sum five elements: whether x broadcasts is told by the sum.
+    proto = model(
+        """(float[N] x, float[M] z) => (float[a] y) <int64[1] start = {0}, int64[1] end = {2}, int64[1] axis = {0}> {
+        v = Add(x, z)  y = Slice(v, start, end, axis) }"""
+    )
+    agrees(tmp_path, proto, {"x": floats(n), "z": floats(m)})
+
+
+@pytest.mark.parametrize("op", ["ReduceMin", "ReduceMax"])
+def test_rows_kept_for_a_second_look_when_lanes_are_rows(tmp_path: Path, op: str) -> None:
+    # Every lane is another row: the private row of exponentials needs one column a lane.
+    m = model(
+        f"""(float[7,9] x, float[9] k) => (float[a,b] y) <float big = {{1000}}> {{
+        s = Exp(x)  m = {op}<axes = [1]>(s)  e = Equal(s, m)  w = Where(e, k, big)  y = ReduceMin<axes = [1]>(w) }}""",
+        opset=13,
+    )
+    agrees(tmp_path, m, {"x": floats(7, 9), "k": np.arange(9, dtype=np.float32)})
+
+
+# --- models that explode ---------------------------------------------------------------------------------------------
+def test_functions_that_call_each_other_twice_forty_times_stay_functions() -> None:
+    calls = "".join(
+        f'<domain: "l", opset_import: ["": 17, "l": 1]> f{k} (a) => (b) {{ t = l.f{k - 1}(a)  b = l.f{k - 1}(t) }}\n'
+        for k in range(1, 40)
+    )
+    text = f"""<ir_version: 8, opset_import: ["": 17, "l": 1]> g (float[N] x) => (float[N] y) {{ y = l.f39(x) }}
+    <domain: "l", opset_import: ["": 17]> f0 (a) => (b) {{ b = Neg(a) }}
+    {calls}"""
+    bundle = onnxfuse.optimize(onnx.parser.parse_model(text), verify=False)
+    assert [n.op_type for n in bundle.model.graph.node] == ["f39"]
+
+
+def test_a_dimension_squared_thirty_times() -> None:
+    squares = "  ".join(f"s{k + 1} = Mul(s{k}, s{k})" for k in range(30))
+    m = model(f"(float[N] x, float[1] o) => (float[M] y) {{ s0 = Shape(x)  {squares}  y = Expand(o, s30) }}")
+    assert onnxfuse.optimize(m, verify=False).model.graph.node
+
+
+def test_a_tensor_of_a_hundred_axes_is_left_to_the_runtime() -> None:
+    dims = ",".join(f"d{k}" for k in range(100))
+    m = model(f"(float[{dims}] x) => (float[{dims}] y) {{ y = Relu(x) }}")
+    assert [n.op_type for n in onnxfuse.optimize(m, verify=False).model.graph.node] == ["Relu"]
+
+
+@pytest.mark.parametrize("target", ["{-5, 2}", "{4611686018427387904, 4}"])
+def test_shapes_that_no_tensor_has_are_left_to_the_runtime(target: str) -> None:
+    m = model(f"(float[N] x) => (float[a,b] y) <int64[2] to = {target}> {{ v = Reshape(x, to)  y = Relu(v) }}")
+    assert "Reshape" in [n.op_type for n in onnxfuse.optimize(m, verify=False).model.graph.node]
+
+
+@pytest.mark.parametrize("version", [-1, 1 << 40])
+def test_an_opset_that_cannot_be_is_refused(version: int) -> None:
+    m = model("(float[N] x) => (float[N] y) { y = Relu(x) }")
+    m.opset_import[0].version = version
+    with pytest.raises(onnxfuse.UsageError, match="E_OPSET_IMPORT"):
+        onnxfuse.optimize(m, verify=False)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\u202eevil", "\x1b[31mred", "n" * 20_000, "nul\0"])
+def test_messages_hold_no_control_characters_of_the_model(name: str) -> None:
+    m = model("(float[N] x) => (float[N] y) { y = Relu(x) }")
+    m.graph.node[0].op_type = name
+    with pytest.raises(onnxfuse.UsageError) as caught:
+        onnxfuse.optimize(m, verify=False)
+    assert all(line.isprintable() for line in str(caught.value).splitlines())
+    assert len(str(caught.value)) < 20_000
+    assert "\n" not in caught.value.what
