@@ -62,6 +62,14 @@ def inline_loads(root: Expr, bodies: Mapping[Value, tuple[tuple[Axis, ...], Expr
     return simplify(rebuild((root,), leaf)[0])
 
 
+def offset(index: Sequence[Expr], shape: Sequence[Dim]) -> Expr:
+    """Which element of a contiguous value an index names."""
+    total: Expr = i64(0)
+    for i, d in zip(index, shape, strict=True):
+        total = total * d + i
+    return simplify(total)
+
+
 def digits(index: Expr) -> tuple[Dim, tuple[Digit, ...]] | None:
     """Constant part (over symbols) and digits of one index; None if it is not a sum of digits."""
     constant: Expr = i64(0)

@@ -24,7 +24,7 @@ from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.errors import Refusal
 from onnxfuse.fuse.facts import Facts
 from onnxfuse.fuse.group import ANCHOR
-from onnxfuse.fuse.rules import LAUNCH_BYTES, Cluster, No, Pair, first_refusal
+from onnxfuse.fuse.rules import LAUNCH_BYTES, PLACED, Cluster, No, Pair, first_refusal
 from onnxfuse.fuse.siblings import SIBLINGS
 from onnxfuse.ir.expr import Load, Var
 from onnxfuse.ir.graph import Value
@@ -110,6 +110,24 @@ class Merger:
                 joined = self._try(c) or joined
             if not joined:
                 return
+
+    def place_views(self) -> None:
+        """Let contractions store where the views behind them would copy to, if nothing else took the views."""
+        for v, readers in list(self.known.readers.items()):
+            a, b = self.home[self.known.producer[v]], self.home[readers[0]]
+            if a == b or self.clusters[a].anchors != 1 or any(self.home[r] != b for r in readers):
+                continue
+            if self.clusters[b].anchors or self.clusters[b].opaque or self.clusters[b].reduces:
+                continue
+            pair = self._pair(a, b)
+            if first_refusal(pair, PLACED) is not None:
+                continue  # the record of stage B says that an anchor has no such consumer
+            reached = self.reach(a, b)
+            if isinstance(reached, No):
+                continue
+            c = Candidate(pair.saved, 0, 0, a, b, v, readers[0], self._versions(a, b))
+            self._record(c, pair, None)
+            self._join(pair, reached)
 
     def join_siblings(self) -> None:
         """Stage C: groups that read the same value, after all that could join along an edge has; then those again."""
@@ -485,7 +503,7 @@ class Merger:
         """The second cluster (the consumer's) becomes part of the first."""
         a, b = pair.a, pair.b
         siblings = not pair.shared or a.siblings or b.siblings
-        how = None if (a.flat and b.flat) or b.anchors or siblings else pair.footing
+        how = None if (a.flat and b.flat) or a.anchors or b.anchors or siblings else pair.footing
         self._merge(a, b, reached, set(pair.writes), siblings, how)
 
     def unite(self, ids: Iterable[int]) -> int:
@@ -575,4 +593,5 @@ def grow_groups(
         merger.join_siblings()
         if finish is not None:
             finish(merger)
+    merger.place_views()
     return merger.home, merger.decisions()

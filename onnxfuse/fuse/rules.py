@@ -18,12 +18,13 @@ from typing import Generic, TypeVar
 
 from onnxfuse.analysis.footing import Footing, Link, at_one_point, footing, joined
 from onnxfuse.analysis.kinds import factors
-from onnxfuse.analysis.maps import AFFINE, inline_loads, level
+from onnxfuse.analysis.maps import AFFINE, inline_loads, level, offset
+from onnxfuse.analysis.placement import placement
 from onnxfuse.analysis.rows import RowMap, rows
 from onnxfuse.analysis.traffic import sample
 from onnxfuse.config import FusionConfig
 from onnxfuse.errors import Refusal
-from onnxfuse.ir.expr import Expr, Lit, Load, Var
+from onnxfuse.ir.expr import Expr, Lit, Load, Var, i64, var
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Compute
 from onnxfuse.ir.partition import Number
@@ -228,6 +229,42 @@ def no_view_prologue(p: Pair) -> str | None:
     return None
 
 
+def placed(p: Pair) -> No | None:
+    """Views behind a plain contraction: it may store where they would copy to."""
+    why = no_view_epilogue(p)
+    return None if why is None else No("NF_KIND", (("producer", "anchor"), ("why", why)))
+
+
+def no_view_epilogue(p: Pair) -> str | None:
+    """Why `b` is not a transpose, split or join of dimensions that `a` can do as it stores."""
+    views = p.computes(p.b.items)
+    if p.b.anchors or any(c.reduce is not None or not isinstance(c.body, Load) for c in views):
+        return "not a view"
+    if p.writes != [views[-1].out] or len(p.shared) != 1:
+        return "used elsewhere"
+    if p.a.reduces != 1:
+        return "not a plain contraction"
+    made = {c.out: c for c in p.computes(p.a.items)}
+    anchor = next(c for c in made.values() if c.reduce is not None)
+    assert anchor.reduce is not None
+    operands = factors(anchor.body) if anchor.reduce.combine.name == "add" else ()
+    if len(operands) != 2 or not all(isinstance(e, Load) and _bare(e) for e in operands):
+        return "not a plain contraction"
+    chain = [p.shared[0], *(c.out for c in views)]
+    if any(c.body.source is not v for c, v in zip(views, chain, strict=False) if isinstance(c.body, Load)):
+        return "not one view after another"
+    bodies: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
+    for c in views:
+        bodies[c.out] = (c.axes, inline_loads(c.body, bodies))
+    last, read = views[-1], bodies[views[-1].out][1]
+    if not isinstance(read, Load) or placement(read.index, last.axes, made[p.shared[0]].axes) is None:
+        return "not another order of the same points"
+    here = tuple(var(a) if a.extent != 1 else i64(0) for a in last.axes)
+    if offset(read.index, p.shared[0].tensor.shape) is offset(here, last.out.tensor.shape):
+        return "only renames memory"
+    return None
+
+
 def _bare(ld: Load) -> bool:
     return all(isinstance(ix, (Var, Lit)) for ix in ld.index)
 
@@ -307,6 +344,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(local_buffer, ("NF_LOCAL_BUFFER",)),
     Rule(parallel_rows, ("NF_COST",)),
+)
+
+
+# Asked of an anchor's group and a group of views behind it, once nothing else wants the views.
+PLACED: tuple[Rule, ...] = (
+    Rule(pinned, ("NF_PINNED",), needed=True),
+    Rule(node_cap, ("NF_NODE_CAP",)),
+    Rule(placed, ("NF_KIND",), needed=True),
 )
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from onnxfuse.analysis.maps import offset
 from onnxfuse.errors import SLIPS, Refusal, Unsupported, slip
 from onnxfuse.ir.expr import FALSE, TRUE, Apply, Expr, Lit, Load, i64, substitute, sym, var
 from onnxfuse.ir.graph import Constant, Value, fresh_name
@@ -158,7 +159,7 @@ def _is_free_view(made: Program, ones: Mapping[Expr, Expr] | None = None) -> boo
     ours, theirs = ([as_dim(substitute(dim_expr(d), ones or {})) for d in t.shape] for t in (source, target))
     if source.dtype is not target.dtype or not same(_size(ours), _size(theirs)):
         return False
-    return _flat(value.index, ours) is _flat(store.index, theirs)
+    return offset(value.index, ours) is offset(store.index, theirs)
 
 
 def _size(shape: Sequence[Dim]) -> Dim:
@@ -166,13 +167,6 @@ def _size(shape: Sequence[Dim]) -> Dim:
     for d in shape:
         out = out * dim_expr(d)
     return as_dim(out)
-
-
-def _flat(index: Sequence[Expr], shape: Sequence[Dim]) -> Expr:
-    offset: Expr = i64(0)
-    for i, d in zip(index, shape, strict=True):
-        offset = offset * d + i
-    return simplify(offset)
 
 
 # --- views at the end of a group ---

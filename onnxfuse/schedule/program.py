@@ -8,9 +8,10 @@ NF_ONE_KERNEL when a group cannot be one kernel; the caller then splits it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from onnxfuse.analysis.placement import Placement, placement
 from onnxfuse.analysis.rowblock import is_product, row_block
 from onnxfuse.analysis.rows import RowMap, inline_loads, rows
 from onnxfuse.errors import Refusal, Unsupported
@@ -19,6 +20,7 @@ from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Stage, Store
 from onnxfuse.ir.loops import Axis, Compute, Reduce
 from onnxfuse.ir.partition import Group
+from onnxfuse.ir.simplify import simplify
 from onnxfuse.ir.types import tensor
 
 MAX_NODES = 6000  # distinct sub-expressions of one kernel; above that substitution has exploded
@@ -96,6 +98,10 @@ def _stage(
 def _anchored(group: Group, anchor: Compute) -> Program:
     if len(group.writes) != 1 or group.writes[0] is not group.members[-1].out:
         raise Unsupported("NF_ONE_KERNEL", "an anchor group writes one value, its last")
+    core, views = behind(group.members, anchor)
+    if views:
+        inner = replace(group, members=tuple(c for c in group.members if c not in views), writes=(core.out,))
+        return _placed(_anchored(inner, anchor), anchor, core, views)
     outer = _looped(anchor.axes)
     root = group.members[-1]
     bodies: Bodies = {}
@@ -114,6 +120,47 @@ def _anchored(group: Group, anchor: Compute) -> Program:
     first = _stage(anchor, before, (), (), local)
     second = Stage((), (Store(root.out, _store_index(anchor.axes), epilogue),))
     return Program(outer, (first, second), (local,))
+
+
+def behind(members: Sequence[Compute], anchor: Compute) -> tuple[Compute, list[Compute]]:
+    """The member whose values the group writes, and the views of it (in order) that only say where."""
+    made = {c.out: c for c in members}
+    core, views = members[-1], list[Compute]()
+    while core is not anchor and core.reduce is None and isinstance(core.body, Load) and core.body.source in made:
+        views.insert(0, core)
+        core = made[core.body.source]
+    return core, views
+
+
+def place(core: Compute, views: Sequence[Compute]) -> Placement | None:
+    """How the views place the points of `core`."""
+    bodies: Bodies = {}
+    for c in views:
+        bodies[c.out] = (c.axes, inline_loads(c.body, bodies))
+    read = bodies[views[-1].out][1]
+    return placement(read.index, views[-1].axes, core.axes) if isinstance(read, Load) else None
+
+
+def _placed(made: Program, anchor: Compute, core: Compute, views: list[Compute]) -> Program:
+    """The program with its loops in the order of the views, storing where they would copy to."""
+    how = place(core, views)
+    if how is None:
+        raise Unsupported("NF_ONE_KERNEL", "the views behind the anchor are no other order of its loops")
+    at: Mapping[Expr, Expr] = {var(a): how.at[var(b)] for a, b in zip(anchor.axes, core.axes, strict=True)}
+    target = views[-1].out
+
+    def there(e: Expr) -> Expr:
+        return simplify(substitute(e, at))
+
+    stages = []
+    for s in made.stages:
+        stores = tuple(
+            Store(target, how.index, there(t.value)) if t.target is core.out else replace(t, value=there(t.value))
+            for t in s.stores
+        )
+        body = None if s.reduce_body is None else there(s.reduce_body)
+        stages.append(Stage(s.axes, stores, s.reduce, body))
+    return Program(how.loops, tuple(stages), made.locals)
 
 
 def _reads(e: Expr, v: Value) -> bool:
