@@ -342,3 +342,46 @@ def trip_over_reductions(place: str, monkeypatch) -> None:
         return real(given, *more)
 
     monkeypatch.setattr(owner, name, stumble)
+
+
+PLACED = {
+    "transpose": ("float[B, 20, 24] x, float[24, 36] w", "float[B, 36, 20] y", "y = Transpose<perm = [0, 2, 1]>(d)"),
+    "image": (
+        "float[B, 20, 24] x, float[24, 36] w",
+        "float[B, 36, 4, 5] y",
+        "t = Transpose<perm = [0, 2, 1]>(d) s = Constant<value_ints = [-1, 36, 4, 5]>() y = Reshape(t, s)",
+    ),
+    "heads apart": (
+        "float[B, 20, 24] x, float[24, 36] w",
+        "float[B, 4, 20, 9] y",
+        "s = Constant<value_ints = [-1, 20, 4, 9]>() t = Reshape(d, s) y = Transpose<perm = [0, 2, 1, 3]>(t)",
+    ),
+    "heads together": (
+        "float[B, 4, 20, 24] x, float[B, 4, 24, 9] w",
+        "float[B, 20, 36] y",
+        "t = Transpose<perm = [0, 2, 1, 3]>(d) s = Constant<value_ints = [-1, 20, 36]>() y = Reshape(t, s)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_a_product_stores_where_the_views_behind_it_would_copy_to(tmp_path: Path, case: str) -> None:
+    inputs, output, views = PLACED[case]
+    m = model(f"agraph ({inputs}) => ({output}) {{ p = MatMul(x, w) d = Tanh(p) {views} }}")
+    heads = case == "heads together"
+    feeds = []
+    for b in (1, 3):
+        shapes = ((b, 4, 20, 24), (b, 4, 24, 9)) if heads else ((b, 20, 24), (24, 36))
+        feeds.append({"x": random(*shapes[0]), "w": random(*shapes[1])})
+    plans = agrees(m, tmp_path, *feeds)
+    assert [p.schedule.template for p in plans.plans] == ["gemm"]
+
+
+def test_a_view_that_others_read_or_that_leaves_something_out_stays_behind_the_product(tmp_path: Path) -> None:
+    shared = "d = MatMul(x, w) y = Transpose<perm = [1, 0]>(d)"
+    part = """p = MatMul(z, w) a = Constant<value_ints = [0]>() e = Constant<value_ints = [18]>()
+        o = Constant<value_ints = [1]>() c = Slice(p, a, e, o) h = Transpose<perm = [1, 0]>(c)"""
+    head = "agraph (float[20, 24] x, float[20, 24] z, float[24, 36] w)"
+    m = model(f"{head} => (float[36, 20] y, float[20, 36] d, float[18, 20] h) {{ {shared} {part} }}")
+    plans = agrees(m, tmp_path, {"x": random(20, 24), "z": random(20, 24) + 1, "w": random(24, 36)})
+    assert sorted(p.schedule.template for p in plans.plans) == ["gemm", "rowwise", "rowwise"]

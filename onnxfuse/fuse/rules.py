@@ -5,7 +5,8 @@ numbers. They stand cheap before dear. A rule whose code is in `config.skip` is 
 whether the joined group can be executed at all and are always asked.
 
 What RULES accepts is pointwise with one or several outputs, a row program (analysis/rows.py), or an anchor group with
-views of its operands in front. The acyclicity test (NF_CYCLE, NF_CYCLE_BUDGET) comes after all of these, in merge.py,
+views of its operands in front; what PLACED accepts, an anchor group with views behind it that become its order of
+storing. The acyclicity test (NF_CYCLE, NF_CYCLE_BUDGET) comes after all of these, in merge.py,
 because it needs the order of all groups.
 """
 
