@@ -208,9 +208,9 @@ def optimize(
     tune: Annotated[
         bool, typer.Option("--tune", help="Measure the kernels here; onnxruntime gets back those it runs faster.")
     ] = False,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compile everything anew; else kernels compiled before are reused.")
-    ] = False,
+    cache: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="Take kernels compiled before from the disk, and keep new ones.")
+    ] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything, write nothing.")] = False,
     json: Json = False,
     verbose: Verbose = False,
@@ -235,7 +235,7 @@ def optimize(
         strict=strict,
         tune=tune,
         custom_op_libraries=tuple(str(lib) for lib in custom_op_library or ()),
-        cache=not no_cache,
+        cache=cache,
     )
     # Imported here: onnx, onnxruntime and LLVM take a second to load.
     from onnxfuse import pipeline

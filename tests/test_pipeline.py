@@ -385,3 +385,18 @@ def test_a_view_that_others_read_or_that_leaves_something_out_stays_behind_the_p
     m = model(f"{head} => (float[36, 20] y, float[20, 36] d, float[18, 20] h) {{ {shared} {part} }}")
     plans = agrees(m, tmp_path, {"x": random(20, 24), "z": random(20, 24) + 1, "w": random(24, 36)})
     assert sorted(p.schedule.template for p in plans.plans) == ["gemm", "rowwise", "rowwise"]
+
+
+@pytest.mark.parametrize("width", [4, 26, 33])
+@pytest.mark.parametrize("rows", [1, 8, 35])
+def test_lanes_along_rows_keep_what_a_reduction_stores_on_its_way(width: int, rows: int, tmp_path: Path) -> None:
+    m = model(f"""g (float[R,{width}] x) => (float[R,{width}] s, float[R,1] n, int64[R,1] i) {{
+        axis = Constant<value_ints=[1]>()
+        s = Softmax(x)
+        top = ReduceMax<axes=[1]>(s)
+        hit = Equal(s, top)
+        one = Cast<to=1>(hit)
+        n = ReduceSum(one, axis)
+        i = ArgMax<axis=1>(s)
+    }}""")
+    agrees(m, tmp_path, {"x": random(rows, width)})
