@@ -400,3 +400,17 @@ def test_lanes_along_rows_keep_what_a_reduction_stores_on_its_way(width: int, ro
         i = ArgMax<axis=1>(s)
     }}""")
     agrees(m, tmp_path, {"x": random(rows, width)})
+
+
+def test_integers_of_tensors_wrap_around_and_nothing_is_concluded_from_sums_of_them(tmp_path: Path) -> None:
+    m = model("""g (int64[N] x) => (int64[N] a, bool[N] b, int64[N] c) {
+        six = Constant<value = int64 {6}>()
+        three = Constant<value = int64 {3}>()
+        more = Add(x, six)
+        a = Max(more, x)
+        b = Less(x, more)
+        triple = Mul(x, three)
+        c = Mod(triple, three)
+    }""")
+    top = np.iinfo(np.int64).max
+    agrees(m, tmp_path, {"x": np.array([0, 5, -7, top, top - 3, -top - 1, top // 2], np.int64)})

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import (
     FALSE,
     TRUE,
+    Acc,
     Apply,
     Expr,
     Lit,
@@ -282,9 +284,9 @@ def _step(e: Expr) -> Expr | None:
         case "floordiv" | "idiv":
             if name == "idiv" and not ((bounds(e.args[0])[0] or -1) >= 0 or bounds(e.args[0])[0] == 0):
                 return None
-            return _floordiv(e.args[0], e.args[1])
+            return None if _wraps(e.args[0]) else _floordiv(e.args[0], e.args[1])
         case "mod":
-            return _mod(e.args[0], e.args[1])
+            return None if _wraps(e.args[0]) else _mod(e.args[0], e.args[1])
         case "min" | "max":
             return _minmax(name, e.args[0], e.args[1])
         case "bcast":
@@ -331,7 +333,15 @@ def _round_trip(e: Expr) -> Expr | None:
     return x if low is not None and low >= 0 and not any(isinstance(y, Load) for y in walk(x)) else None
 
 
+@lru_cache(maxsize=4096)
+def _wraps(e: Expr) -> bool:
+    """`e` computes with elements of tensors: they can be any number, and their sums and products wrap around."""
+    return isinstance(e, Apply) and any(isinstance(x, Load | Acc) for x in walk(e))
+
+
 def _compare(name: str, a: Expr, b: Expr) -> Expr | None:
+    if a is not b and name in ("lt", "le") and (_wraps(a) or _wraps(b)):
+        return None
     gap = plus(poly(b), poly(a), -1)  # b - a
     back = plus({}, gap, -1)
     match name:
@@ -348,6 +358,8 @@ def _compare(name: str, a: Expr, b: Expr) -> Expr | None:
 
 
 def _minmax(name: str, a: Expr, b: Expr) -> Expr | None:
+    if a is not b and (_wraps(a) or _wraps(b)):
+        return None
     gap = plus(poly(b), poly(a), -1)
     if _at_least(gap, 0):
         return a if name == "min" else b
