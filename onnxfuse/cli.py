@@ -142,7 +142,8 @@ SkipOptimization = Annotated[
     typer.Option(
         "--skip-optimization",
         metavar="NAMES",
-        help="Simplifications to leave out: fold, cse, identity, pad_into_conv, bn_into_conv, dead_code.",
+        help="Simplifications to leave out: fold, cse, identity, pad_into_conv, bn_into_conv, conv_before_resize, "
+        "dead_code.",
     ),
 ]
 SkipFusion = Annotated[
@@ -962,7 +963,7 @@ def _fusion(mode: FusionMode, size: int | None, skip: list[str] | None, keep: li
 
 
 def _prepare(skip: list[str] | None, no_folding: bool) -> PrepareConfig:
-    known = frozenset({"fold", "cse", "identity", "pad_into_conv", "bn_into_conv", "dead_code"})
+    known = frozenset({"fold", "cse", "identity", "pad_into_conv", "bn_into_conv", "conv_before_resize", "dead_code"})
     names = _names(skip) | (frozenset({"fold"}) if no_folding else frozenset())
     if names - known:
         wrong = min(names - known)

@@ -46,7 +46,7 @@ class PrepareConfig:
     """Simplification before fusion."""
 
     fold_growth: int = 1 << 20  # bytes: a folded constant may exceed the inputs it frees by this much
-    skip: frozenset[str] = frozenset()  # pass names: fold, cse, identity, pad_into_conv, bn_into_conv, dead_code
+    skip: frozenset[str] = frozenset()  # pass names: `frontend/prepare.py`
 
 
 @dataclass(frozen=True, slots=True)

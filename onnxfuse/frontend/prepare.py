@@ -1,7 +1,8 @@
 """Simplification before fusion. Graph -> Prepared: fewer nodes, the same numbers, the same inputs and outputs.
 
 In: a graph as read. Out: typed; no dead code, nothing foldable left, no duplicate work, no node that changes nothing,
-inference BatchNormalization inside the weights before it. Each pass can be skipped by name (PrepareConfig.skip). What
+inference BatchNormalization inside the weights before it, 1x1 convolutions before the Resize that enlarges their input.
+Each pass can be skipped by name (PrepareConfig.skip). What
 was not done, and could have been expected, is in the notes.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from onnxfuse.config import PrepareConfig
 from onnxfuse.errors import IRError
 from onnxfuse.frontend.bn_into_conv import bn_into_conv
+from onnxfuse.frontend.conv_before_resize import conv_before_resize
 from onnxfuse.frontend.cse import cse
 from onnxfuse.frontend.dead_code import dead_code
 from onnxfuse.frontend.fold import Evaluate, fold
@@ -25,7 +27,9 @@ from onnxfuse.ir.graph import Graph, Value, topological
 from onnxfuse.ops.dsl import Known
 
 ROUNDS = 6  # folding a shape can type what comes after it, which can make more foldable; three rounds are usual
-INEXACT = frozenset({"bn_into_conv"})  # rounds otherwise than the model: not where a quantiser could notice
+INEXACT = frozenset(
+    {"bn_into_conv", "conv_before_resize"}
+)  # rounds otherwise than the model: not where a quantiser could notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ def _round(typed: Typed, config: PrepareConfig, evaluate: Evaluate, notes: list[
     run("identity", noop)  # after fold: parameters of Pad, Slice are constants by now
     run("pad_into_conv", lambda g: pad_into_conv(g, typed.facts))  # after identity: a Pad of nothing is gone
     run("bn_into_conv", normalised)  # after identity: a Dropout between them is gone
+    run("conv_before_resize", lambda g: conv_before_resize(g, typed.facts))  # after bn_into_conv: all weights are final
     run("cse", cse)  # after fold: folded constants compare equal
     run("dead_code", dead_code)
     return graph
