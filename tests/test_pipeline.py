@@ -414,3 +414,14 @@ def test_integers_of_tensors_wrap_around_and_nothing_is_concluded_from_sums_of_t
     }""")
     top = np.iinfo(np.int64).max
     agrees(m, tmp_path, {"x": np.array([0, 5, -7, top, top - 3, -top - 1, top // 2], np.int64)})
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@pytest.mark.parametrize("rows", ["8", "H"])
+def test_a_resize_on_its_own_is_compiled(mode: str, rows: str, tmp_path: Path) -> None:
+    m = model(f"""g (float[1,64,{rows},8] x) => (float[1,64,A,64] y) {{
+        s = Constant<value_floats=[1.0, 1.0, 8.0, 8.0]>()
+        y = Resize<mode="{mode}">(x, , s)
+    }}""")
+    plans = agrees(m, tmp_path, {"x": random(1, 64, 8, 8)})
+    assert not plans.refused

@@ -113,8 +113,9 @@ def _spec(kernel: Kernel, nest: Nest, axis: Axis | None, row: bool, lanes: int, 
         nest = in_place(nest, locals_)
         return replace(spec, nest=nest, private=_used(nest, locals_))
     # A stage may have lost its axes to a reduction that stores on its way: its buffer still holds a row for each lane.
-    if axis is None or not any(v.tensor.rank for v in _used(nest, locals_)):
-        return replace(spec, private=_used(nest, locals_))
+    private = _used(nest, locals_)
+    if axis is None or not (any(s.axes for s in nest.stages) or any(v.tensor.rank for v in private)):
+        return replace(spec, private=private)
     nest = spread(nest, axis, locals_)
     columns = tuple(v for v, home in nest.views.items() if home in locals_ and v.tensor.shape[-1:] == (axis.extent,))
     return replace(spec, nest=nest, private=_used(nest, locals_), columns=columns, width=lanes * unroll)
