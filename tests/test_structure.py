@@ -47,8 +47,10 @@ def agrees(m: onnx.ModelProto, tmp_path: Path, *feeds: dict[str, np.ndarray]) ->
     again = onnxfuse.optimize(tmp_path / "o.onnx", verify=False)
     assert again.model.graph == bundle.model.graph
     assert list(again.model.functions) == list(bundle.model.functions)
-    digests = [b.library and b.library.digest for b in (bundle, again)]
-    assert digests[0] == digests[1]
+    # The names hold a hash of what the kernels compute. Messages name the user's nodes, and those that a first run
+    # simplified away are not in its result: the library's bytes may differ in that.
+    names = [[p.kernel.name for p in b.plans.plans] for b in (bundle, again)]
+    assert names[0] == names[1]
     return bundle.model
 
 

@@ -14,10 +14,10 @@ from onnxfuse.verify.tune import Candidate, KernelsJob, Measured, measure_kernel
 MODEL = onnx.parser.parse_model(
     """
 <ir_version: 8, opset_import: ["" : 17]>
-g (float[N, 64] x) => (float[N] z, float[N, 16] c) <float[64, 16] w = {0}> {
+g (float[N, 64] x, float[M, 7] m) => (float[M] z, float[N, 16] c) <float[64, 16] w = {0}> {
     a = Exp(x)
     b = Neg(a)
-    z = ReduceMax <axes = [1], keepdims = 0> (x)
+    z = ReduceMax <axes = [1], keepdims = 0> (m)
     c = MatMul(b, w)
 }
 """.replace("<float[64, 16] w = {0}>", "<float[64, 16] w = {" + ", ".join(["0.5"] * 1024) + "}>")

@@ -21,8 +21,8 @@ from tests.codegen.tiny import native
 
 BOTH = """
 <ir_version: 8, opset_import: ["" : 17]>
-both (float[N, 5] x) => (float[N, 5] y, float[N] z) { r = Exp(x)  y = Add(r, r)
-  z = ReduceMax <axes = [1], keepdims = 0> (x) }
+both (float[N, 5] x, float[M, 7] a) => (float[N, 5] y, float[M] z) { r = Exp(x)  y = Add(r, r)
+  z = ReduceMax <axes = [1], keepdims = 0> (a) }
 """
 ONE = """
 <ir_version: 8, opset_import: ["" : 17]>
