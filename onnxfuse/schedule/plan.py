@@ -59,5 +59,5 @@ def plan_kernel(kernel: Kernel, target: Target, skip: Collection[str] = ()) -> P
         fallback = GENERAL.propose(kernel, target)
         if isinstance(fallback, Refusal):
             return fallback
-        general = Plan(kernel, fallback[-1], GENERAL)
+        general = Plan(kernel, fallback[0], GENERAL)
     return Plan(kernel, best[0], best[1], general, None if variant is kernel else variant)
