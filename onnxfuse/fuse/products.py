@@ -2,7 +2,7 @@
 
 After stage B and the row blocks, in `full` mode. Each keeps its own weights and result; together they are one call
 whose tasks fill every core. Joined are groups of one product each, of equal shape, that read the same value, each with
-a constant other factor; neither may need the other.
+a constant other factor; neither may need the other, and neither is a window (a convolution larger than 1x1).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _read_value(m: Merger, c: Cluster, consts: Collection[Value]) -> tuple[Value
     members = m.computes(c.items)
     product = next(x for x in members if x.reduce is not None)
     last = members[-1]
-    if not is_product(product) or not _alike(last.out.tensor.shape, product.out.tensor.shape):
+    if not is_product(product) or _window(product) or not _alike(last.out.tensor.shape, product.out.tensor.shape):
         return None
     if any(
         v in m.known.needed or any(r not in c.items for r in m.known.readers.get(v, ())) for v in c.makes - {last.out}
@@ -83,6 +83,11 @@ def _read_value(m: Merger, c: Cluster, consts: Collection[Value]) -> tuple[Value
     sources = {ld.source for ld in loads(inline_loads(product.body, bodies))}
     free = [v for v in sources if v not in consts]
     return (free[0], product) if len(free) == 1 and len(sources) == 2 else None
+
+
+def _window(product: Compute) -> bool:
+    """It sums over taps of a window: alone it may have a kernel of another kind (Winograd), together it has not."""
+    return product.reduce is not None and sum(a.extent != 1 for a in product.reduce.axes) > 1
 
 
 def _judge(m: Merger, a: Cluster, b: Cluster) -> No | None:

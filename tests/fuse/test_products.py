@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 from onnxfuse.config import FusionMode
@@ -118,3 +119,15 @@ def encoder(hidden: int = 512, heads: int = 4) -> onnx.ModelProto:
 
 def test_attention_is_not_torn_apart_by_its_projections() -> None:
     assert len(fused(attention(flat=True)).groups) == 1
+
+
+def test_a_window_stays_by_itself() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 8, 12, 12] x) => (float[1, 16, 12, 12] a, float[1, 16, 12, 12] b) {
+            a = Conv (x, v)
+            b = Conv <pads = [1, 1, 1, 1]> (x, w)
+        }""")
+    for name, taps in (("v", 1), ("w", 3)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 8, taps, taps), np.float32), name))
+    assert len(fused(model).groups) == 2
