@@ -123,9 +123,14 @@ def _private(folder: Path) -> bool:
 
 
 def key_of(*parts: str) -> str:
-    """Hash of texts, each with its length, and of everything that is the same for all entries of this package."""
+    """Hash of texts, and of everything that is the same for all entries of this package."""
+    return hash_of(*versions(), sources(), *parts)
+
+
+def hash_of(*parts: str) -> str:
+    """Hash of texts, each with its length: no two lists of texts run together to the same bytes."""
     h = hashlib.sha256()
-    for part in (*versions(), sources(), *parts):
+    for part in parts:
         data = part.encode("utf-8", "surrogatepass")
         h.update(len(data).to_bytes(8, "little"))
         h.update(data)
@@ -187,4 +192,4 @@ def _write(path: Path, image: bytes) -> None:
         raise
 
 
-__all__ = ["LIMIT", "VARIABLE", "Cache", "Entry", "default_cache", "key_of", "sources", "versions"]
+__all__ = ["LIMIT", "VARIABLE", "Cache", "Entry", "default_cache", "hash_of", "key_of", "sources", "versions"]

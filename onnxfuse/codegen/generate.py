@@ -15,7 +15,7 @@ from typing import Any
 
 from onnxfuse.codegen.abi import EXPORTS, GENERAL, Part, glue_module
 from onnxfuse.codegen.build import Builder
-from onnxfuse.codegen.cache import Cache, Entry, key_of, versions
+from onnxfuse.codegen.cache import Cache, Entry, hash_of, key_of, versions
 from onnxfuse.codegen.dims import Fault, emit_dims
 from onnxfuse.codegen.object import (
     Compiler,
@@ -80,11 +80,12 @@ def generate(
     cache       kernels and libraries compiled before
     """
     cache = None if keep_llvm else cache
-    whole = _library_key(plans, target) if cache is not None else ""
+    keys = [_kernel_key(p, target) if cache is not None else "" for p in plans.plans]
+    whole = key_of("library", *keys) if cache is not None and all(keys) else ""
     known = cache.get(whole) if cache is not None and whole else None
     if known is not None:
         return Library(known.data, target, plans, str(known.head["digest"]))
-    done, failed = _compiled(plans, target, cache, keep_llvm, workers)
+    done, failed = _compiled(plans, keys, target, cache, keep_llvm, workers)
     if failed and strict:
         raise next(iter(failed.values()))
     modules = [m for m, _ in done]
@@ -98,14 +99,14 @@ def generate(
 
 
 def _compiled(
-    plans: Plans, target: Target, cache: Cache | None, keep_llvm: bool, workers: int | None
+    plans: Plans, keys: Sequence[str], target: Target, cache: Cache | None, keep_llvm: bool, workers: int | None
 ) -> tuple[list[tuple[Module, Object]], dict[Kernel, CompileError]]:
     """Every kernel's module and object, and the kernels that failed."""
     count = default_workers(len(plans.plans)) if workers is None else workers
     done: list[tuple[Module, Object]] = []
     failed: dict[Kernel, CompileError] = {}
     with Compiler(target, count, keep_ir=keep_llvm) as compiler:
-        for job in [_start(plan, target, compiler, cache) for plan in plans.plans]:
+        for job in [_start(p, key, target, compiler, cache) for p, key in zip(plans.plans, keys, strict=True)]:
             result = job.result()
             if isinstance(result, CompileError) or job.module is None:
                 assert isinstance(result, CompileError)
@@ -159,12 +160,7 @@ def glue_object(modules: Sequence[Module], target: Target, keep_llvm: bool = Fal
 
 def library_digest(texts: Sequence[str], target: Target) -> str:
     """Content hash of a library: everything its bytes depend on."""
-    h = hashlib.sha256()
-    for part in (*versions(), repr(target), *texts):
-        data = part.encode("utf-8")
-        h.update(len(data).to_bytes(8, "little"))
-        h.update(data)
-    return h.hexdigest()
+    return hash_of(*versions(), repr(target), *texts)
 
 
 def _checked(result: Object | CompileError) -> Object | CompileError:
@@ -178,8 +174,7 @@ def _checked(result: Object | CompileError) -> Object | CompileError:
     return result
 
 
-def _start(plan: Plan, target: Target, compiler: Compiler, cache: Cache | None) -> _Job:
-    key = _kernel_key(plan, target) if cache is not None else ""
+def _start(plan: Plan, key: str, target: Target, compiler: Compiler, cache: Cache | None) -> _Job:
     known = cache.get(key) if cache is not None and key else None
     if known is not None:
         module, found = _known(plan, known)
@@ -196,11 +191,6 @@ def _start(plan: Plan, target: Target, compiler: Compiler, cache: Cache | None) 
 
 
 # ---- the cache: what decides a kernel's code, and what is kept of it ----
-
-
-def _library_key(plans: Plans, target: Target) -> str:
-    keys = [_kernel_key(p, target) for p in plans.plans]
-    return key_of("library", *keys) if all(keys) else ""
 
 
 def _kernel_key(plan: Plan, target: Target) -> str:
