@@ -137,18 +137,21 @@ class _Pass:
         """Output places per input place, by the scales or by the shapes; None when not known."""
         at = 1 if len(resize.inputs) == 2 else 2  # opset 10: Resize(x, scales)
         scales = resize.inputs[at] if len(resize.inputs) > at else None
-        known = self.facts.get(scales) if scales is not None else None
-        if known is not None and known.size == len(before) and all(isinstance(e, Lit) for e in known.flat):
-            numbers = [float(e.value) for e in known.flat]
-            return prod(numbers[2:]) if numbers[:2] == [1.0, 1.0] and min(numbers) >= 1.0 else None
-        const = self.consts.get(scales) if scales is not None else None
-        if const is not None and const.numpy().size == len(before):
-            numbers = [float(n) for n in const.numpy().ravel()]
+        numbers = self._numbers(scales)
+        if len(numbers) == len(before):
             return prod(numbers[2:]) if numbers[:2] == [1.0, 1.0] and min(numbers) >= 1.0 else None
         pairs = list(zip(before[2:], after[2:], strict=True))
         if not all(isinstance(a, int) and isinstance(b, int) and 0 < a <= b for a, b in pairs):
             return None
         return prod(b / a for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+
+    def _numbers(self, v: Value | None) -> list[float]:
+        """The elements of a value that are known; none when they are not."""
+        known = self.facts.get(v) if v is not None else None
+        if known is not None and all(isinstance(e, Lit) for e in known.flat):
+            return [float(e.value) for e in known.flat]
+        const = self.consts.get(v) if v is not None else None
+        return [] if const is None else [float(n) for n in const.numpy().ravel()]
 
     def _alone(self, v: Value) -> bool:
         """One node reads the value, once, and nothing outside the graph does."""
