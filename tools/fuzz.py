@@ -6,9 +6,10 @@
 Seeded random graphs over the whole op table (tools/fuzz_graph.py) are optimized, run without and with the library on
 several input sets (sizes 0 and 1, special values among them), and compared with onnxruntime at ORT_DISABLE_ALL
 (tools/fuzz_judge.py). Many graphs go into one model, because making a library costs more than compiling a kernel; each
-batch runs at mode `full` and at another one in turn, every eighth at all four. Every fourth batch is compiled as users
-get it, the others without LLVM's optimisation; every third runs at two threads, every fifth at ORT_ENABLE_ALL. One
-graph in --cli-every goes through the command line.
+batch runs at mode `full` and at another one in turn, every eighth at all four. At the modes other than `full` only the
+function bodies run, except in every third batch: compiling kernels is where the time goes. Every eighth batch is
+compiled as users get it, the others without LLVM's optimisation; every third runs at two threads, every fifth at
+ORT_ENABLE_ALL. One graph in --cli-every goes through the command line.
 
 Batches run in child processes: a kernel that crashes or hangs ends one of those and is a finding. Each finding is
 reduced to its graph, shrunk (tools/fuzz_shrink.py) and written to --out: model.onnx, feeds.npz, report.txt, test.py.
@@ -57,6 +58,7 @@ class Batch:
     seeds: tuple[int, ...]
     opset: int
     modes: tuple[str, ...]
+    bodies: tuple[str, ...]
     opt: int
     level: str
     threads: int
@@ -123,17 +125,16 @@ def _add(total: Answer, one: Answer) -> None:
 
 def question_of(made: Sequence[Made], batch: Batch) -> Question:
     """Several graphs as one model; a graph with fewer input sets repeats its last."""
+    how = {f: getattr(batch, f) for f in ("modes", "bodies", "opt", "level", "threads")}
     if len(made) == 1:
-        feeds = tuple(made[0].feeds)
-        data = made[0].model.SerializeToString()
-        return Question(data, feeds, batch.modes, batch.opt, batch.level, batch.threads)
+        return Question(made[0].model.SerializeToString(), tuple(made[0].feeds), **how)
     count = max(len(m.feeds) for m in made)
     feeds = tuple(
         {f"g{k}_{name}": a for k, m in enumerate(made) for name, a in m.feeds[min(s, len(m.feeds) - 1)].items()}
         for s in range(count)
     )
     model = merged([m.model for m in made])
-    return Question(model.SerializeToString(), feeds, batch.modes, batch.opt, batch.level, batch.threads)
+    return Question(model.SerializeToString(), feeds, **how)
 
 
 # --- the parent's side ---------------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ class Fuzzer:
             t.graphs += outcome.graphs
             t.batches += 1
             t.ops.update(outcome.ops)
-            t.modes.update(dict.fromkeys(batch.modes, outcome.graphs))
+            t.modes.update({f"{m} (bodies only)" if m in batch.bodies else m: outcome.graphs for m in batch.modes})
             t.runs += outcome.answer.runs
             t.kernels += outcome.answer.kernels
             t.forgiven += outcome.answer.forgiven
@@ -406,7 +407,8 @@ def batch_of(seed: int, size: int, number: int, opset: int, every_mode: bool) ->
         tuple(range(seed, seed + size)),
         chosen,
         modes,
-        opt=3 if number % 4 == 3 else 0,
+        bodies=() if every_mode or number % 3 == 1 else modes[1:],
+        opt=3 if number % 8 == 3 else 0,
         level=level,
         threads=2 if number % 3 == 2 else 1,
     )

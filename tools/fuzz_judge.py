@@ -55,6 +55,7 @@ class Question:
     model: bytes
     feeds: tuple[Feeds, ...]
     modes: tuple[str, ...] = ("full", "none", "tvm", "canfuse")
+    bodies: tuple[str, ...] = ()  # modes at which no kernel is compiled
     opt: int = 3
     level: str = "disable"
     threads: int = 1
@@ -106,7 +107,8 @@ def judge(question: Question, step: Step = lambda _text: None) -> Answer:
     with compiling(question.opt), tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         for mode in question.modes:
             step(f"optimize {mode}")
-            bundle = _optimized(model, mode, question.opt, answer)
+            with without_kernels() if mode in question.bodies else contextlib.nullcontext():
+                bundle = _optimized(model, mode, question.opt, answer)
             if bundle is None or (key := _content(bundle)) in seen:
                 continue
             seen.add(key)
@@ -232,6 +234,17 @@ def compiling(opt: int) -> Iterator[None]:
         yield
     finally:
         objects.compile_module, generating.compile_module, generating.default_workers, pipeline.default_cache = before
+
+
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+    """What is planned is not compiled: a model whose function bodies run."""
+    before = pipeline.generate
+    pipeline.generate = lambda *_args, **_options: None
+    try:
+        yield
+    finally:
+        pipeline.generate = before
 
 
 # --- is it rounding? -----------------------------------------------------------------------------------------------
