@@ -21,7 +21,11 @@ def equal_extents(kernel: Kernel) -> Kernel:
 
 
 def _equalities(kernel: Kernel) -> dict[Expr, Expr]:
-    """Symbols to replace so that every pair is provably equal (where that can be said with symbols)."""
+    """What to replace so that every pair is equal on the page as well (where that can be said).
+
+    A broadcast extent bdim(a, b) makes a and b one symbol only if both are held against it: of a `Where` that reads
+    one branch the other may be 1, and the extent is then that of the branch which is read.
+    """
     known: dict[Expr, Expr] = {}
 
     def now(e: Expr) -> Expr:
@@ -30,9 +34,14 @@ def _equalities(kernel: Kernel) -> dict[Expr, Expr]:
     for n, extent in kernel.maybe:
         a, b = now(n), now(extent)
         if isinstance(b, Apply) and b.prim.name == "bdim" and all(isinstance(x, Sym) for x in b.args):
-            _learn(known, b.args[1], b.args[0])
+            if {(x, b) for x in b.args} <= {(now(x), now(y)) for x, y in kernel.maybe}:
+                _learn(known, b.args[1], b.args[0])
         elif isinstance(a, Sym) and isinstance(b, Lit | Sym) and a is not b:
             _learn(known, a, b)
+    for n, extent in kernel.maybe:
+        a, b = now(n), now(extent)
+        if isinstance(b, Apply) and a is not b:
+            _learn(known, b, a)
     return known
 
 

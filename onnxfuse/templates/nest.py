@@ -73,12 +73,15 @@ def tidy(kernel: Kernel) -> Nest:
 
 
 def _map_stage(stage: Step, fn: Callable[[Expr], Expr], keep: Callable[[Axis], bool]) -> Step:
-    stores = tuple(Store(s.target, tuple(fn(i) for i in s.index), fn(s.value)) for s in stage.stores)
+    stores, side = (
+        tuple(Store(s.target, tuple(fn(i) for i in s.index), fn(s.value)) for s in part)
+        for part in (stage.stores, stage.side)
+    )
     reduce = stage.reduce
     if reduce is not None:
         reduce = replace(reduce, axes=tuple(a for a in reduce.axes if keep(a)))
     body = None if stage.reduce_body is None else fn(stage.reduce_body)
-    return Step(tuple(a for a in stage.axes if keep(a)), stores, reduce, body)
+    return Step(tuple(a for a in stage.axes if keep(a)), stores, reduce, body, side)
 
 
 def _drop_axes(nest: Nest) -> Nest:

@@ -66,6 +66,14 @@ def test_where_with_equal_branches_does_not_read_its_condition(tmp_path: Path) -
     agrees(tmp_path, m, {"x": floats(9)})
 
 
+# --- joints of a Concat in the lanes -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("op", ["Softmax<axis = 0>", "LogSoftmax<axis = 0>", "LpNormalization<axis = 0, p = 2>"])
+def test_rows_down_the_columns_of_a_concat(tmp_path: Path, op: str) -> None:
+    # The reduction also keeps the row it sums; cut at the joint of the Concat it has to do so in every part.
+    m = model(f"(float[2,2,1] x, float[2,2,2] v) => (float[a,b,c] y) {{ s = Concat<axis = 2>(v, x)  y = {op}(s) }}", 18)
+    agrees(tmp_path, m, {"x": floats(2, 2, 1), "v": floats(2, 2, 2)})
+
+
 # --- dimensions ------------------------------------------------------------------------------------------------------
 def test_a_dimension_whose_variable_part_may_be_negative(tmp_path: Path) -> None:
     # min(max(N - 1, 0), N - 1) + 1 of an empty N: the part before the constant is -1.
@@ -75,6 +83,22 @@ def test_a_dimension_whose_variable_part_may_be_negative(tmp_path: Path) -> None
         v = Slice(x, start, end, axis, step)  y = Cast<to = 6>(v) }"""
     )
     agrees(tmp_path, m, {"x": floats(1, 0)}, {"x": floats(1, 5)})
+
+
+@pytest.mark.parametrize("rest", ["x", "Neg(x)", "Add(x, v)"])
+def test_a_broadcast_of_a_branch_that_alone_is_read(tmp_path: Path, rest: str) -> None:
+    # The extent of B and E is that of x even where v, which nothing reads, has 1 there.
+    m = model(
+        f"""(float[1,B,1] x, float[D,E,F] v) => (float[a,b,c] y)
+        <bool no = {{0}}> {{ r = {rest if "(" in rest else f"Identity({rest})"}  y = Where(no, v, r) }}"""
+    )
+    agrees(
+        tmp_path,
+        m,
+        {"x": floats(1, 2, 1), "v": floats(1, 1, 1)},
+        {"x": floats(1, 2, 1), "v": floats(3, 2, 4)},
+        {"x": floats(1, 1, 1), "v": floats(3, 2, 4)},
+    )
 
 
 def test_a_dimension_minus_a_part_of_itself(tmp_path: Path) -> None:
