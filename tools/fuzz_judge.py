@@ -45,6 +45,7 @@ from onnxfuse.verify.compare import OutputReport, compare_results
 Feeds = Mapping[str, np.ndarray]
 NOISE, RUNS, REACH = 6.0, 10, 6.0  # eps per inexact op; noisy runs; times their spread that is forgiven
 EXTREMES = frozenset({"ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool", "ArgMax", "ArgMin", "Hardmax"})
+SATURATES = {"Sigmoid": 2e-8}  # below this onnxruntime's result may be 0 (of a clamped operand)
 REMEMBERED = 3000  # compiled kernels
 
 
@@ -304,14 +305,19 @@ def noisy_runs(model: onnx.ModelProto, feeds: Feeds, output: str) -> Iterator[np
     noisy = onnx.ModelProto()
     noisy.CopyFrom(model)
     drawn: dict[str, np.ndarray] = {}
+    shifts: dict[str, tuple[np.ndarray, float]] = {}
     nodes: list[onnx.NodeProto] = []
     shaken: dict[str, str] = {}  # values that are read through noise
     made_noisy = {v for v, kind in spots if kind == "made"}
     operands = {v for v, kind in spots if kind == "read"} - made_noisy
 
-    def shake(value: str, to: str) -> None:
+    def shake(value: str, to: str, shift: float = 0.0) -> None:
         drawn[f"{to}.noise"] = arrays[value]
-        nodes.append(onnx.helper.make_node("Mul", [value, f"{to}.noise"], [to]))
+        moved = f"{to}.moved" if shift else to
+        nodes.append(onnx.helper.make_node("Mul", [value, f"{to}.noise"], [moved]))
+        if shift:
+            shifts[f"{to}.shift"] = (arrays[value], shift)
+            nodes.append(onnx.helper.make_node("Add", [moved, f"{to}.shift"], [to]))
 
     for value in sorted(operands):
         if value in arrays and _shakes(arrays[value]) and value not in {o for n in model.graph.node for o in n.output}:
@@ -327,20 +333,21 @@ def noisy_runs(model: onnx.ModelProto, feeds: Feeds, output: str) -> Iterator[np
         node.output[:] = [raw.get(o, o) for o in node.output]
         nodes.append(node)
         for o, r in raw.items():
-            shake(r, o)
+            shake(r, o, SATURATES.get(node.op_type, 0.0))
         for o in extra:
             shaken[o] = f"{o}.shaken"
             shake(o, shaken[o])
     copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del noisy.graph.node[:]
     noisy.graph.node.extend(copies)
-    for name, a in drawn.items():
+    for name, a in (*drawn.items(), *((n, like) for n, (like, _) in shifts.items())):
         kind = onnx.helper.np_dtype_to_tensor_dtype(a.dtype)
         noisy.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, [None] * a.ndim))
     session = ort.session(noisy)
     rng = np.random.default_rng(0)
     for _ in range(RUNS):
         noise = {n: _noise(a, rng) for n, a in drawn.items()}
+        noise |= {n: (rng.uniform(0, size, a.shape) * (a == 0)).astype(a.dtype) for n, (a, size) in shifts.items()}
         yield np.asarray(ort.run(session, {**feeds, **noise})[output])
 
 

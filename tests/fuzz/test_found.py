@@ -66,7 +66,7 @@ def test_where_with_equal_branches_does_not_read_its_condition(tmp_path: Path) -
     agrees(tmp_path, m, {"x": floats(9)})
 
 
-# --- joints of a Concat in the lanes -----------------------------------------------------------------------------------
+# --- joints of a Concat in the lanes ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("op", ["Softmax<axis = 0>", "LogSoftmax<axis = 0>", "LpNormalization<axis = 0, p = 2>"])
 def test_rows_down_the_columns_of_a_concat(tmp_path: Path, op: str) -> None:
     # The reduction also keeps the row it sums; cut at the joint of the Concat it has to do so in every part.
