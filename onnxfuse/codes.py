@@ -198,6 +198,14 @@ CODES: tuple[Code, ...] = (
         _OURS,
         "window {window} > {most} groups",
     ),
+    Code(
+        "NF_ROUNDS",
+        "B",
+        "nothing keeps the two apart, but the last round was over",
+        "fusion.rounds",
+        f"{_ASCEND}; Inductor",
+        "after {rounds} rounds",
+    ),
     # -- stage C
     Code(
         "FUSED_PRODUCTS",

@@ -19,19 +19,22 @@ Add a condition: one function in rules.py, one place in RULES. Do not put op nam
 from __future__ import annotations
 
 import gc
-import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.dominators import PostDominators, post_dominators
 from onnxfuse.fuse.facts import Facts, facts
-from onnxfuse.fuse.group import FUSED, NF_A_DEPTH, NF_A_EDGE_KIND, NF_A_PATH_KIND, NF_A_SINK_KIND, Growth, grow
-from onnxfuse.fuse.merge import Merger, grow_groups
+from onnxfuse.fuse.group import FUSED, NF_A_DEPTH, NF_A_EDGE_KIND, NF_A_PATH_KIND, NF_A_SINK_KIND, Growth
+from onnxfuse.fuse.group import grow as sweep
+from onnxfuse.fuse.horizontal import join_siblings
+from onnxfuse.fuse.merge import Merger
+from onnxfuse.fuse.order import quotient_order
 from onnxfuse.fuse.products import join_products
 from onnxfuse.fuse.rowblocks import join_row_blocks
+from onnxfuse.fuse.settle import settle
+from onnxfuse.fuse.vertical import grow, place_views
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, LoopGraph, Opaque
 from onnxfuse.ir.op import Kind
@@ -68,16 +71,45 @@ def _fuse(loops: LoopGraph, config: FusionConfig) -> Partition:
     owner = growth.root
     more: tuple[Decision, ...] = ()
     if config.mode is not FusionMode.TVM and config.rounds > 0:
-        owner, more = grow_groups(known, owner, quotient_order(known, owner), config, partial(_finish, loops))
-    considered = (v for v in range(len(known.items)) if growth.code[v])
-    records = tuple(_record_a(known, growth, tree.parent[v], v, owner, _cap(config)[0]) for v in considered)
-    return partition(loops, known, owner, records + more)
+        order = quotient_order(known.succ, owner)
+        merger = Merger(known, owner, order, config, loops.consts.keys())
+        stages_b_and_c(merger)
+        owner, more = merger.home, settle(merger)
+    return partition(loops, known, owner, _records_a(known, growth, tree, owner, config) + more)
 
 
-def _finish(loops: LoopGraph, merger: Merger) -> None:
-    """After everything else, so that nothing has to know of groups of several products."""
-    join_row_blocks(merger, loops.consts.keys())
-    join_products(merger, loops.consts.keys())
+def stages_b_and_c(m: Merger) -> None:
+    """Everything that joins stage A's groups; groups of several products last: nothing before has to know of them."""
+    grow(m)
+    if m.config.mode is FusionMode.FULL:
+        join_siblings(m)
+        join_row_blocks(m)
+        join_products(m)
+    place_views(m)
+
+
+def evaluate(made: Partition, config: FusionConfig) -> tuple[Decision, ...]:
+    """Every record of `made`, judged again from its loops and its groups alone, without the way that led there."""
+    known = facts(made.loops, config)
+    group = {c.out: g.id for g in made.groups for c in g.members}
+    outs = [item.out if isinstance(item, Compute) else None for item in known.items]
+    owner = [len(made.groups) + i if v is None else group[v] for i, v in enumerate(outs)]
+    if config.mode is FusionMode.NONE:
+        return ()
+    growth, tree = stage_a(known, config)
+    records = _records_a(known, growth, tree, owner, config)
+    if config.mode is FusionMode.TVM or config.rounds == 0:
+        return records
+    consts = made.loops.consts.keys()
+    m = Merger(known, owner, quotient_order(known.succ, owner), config, consts, growth.root)
+    item = {known.name(i): i for i in range(len(known.items))}
+    value = {v.name: v for v in known.producer}
+    for d in made.decisions:
+        if d.stage == "B":
+            m.records[value[d.a], item[d.b]] = d
+        elif d.stage == "C":
+            m.sibling_records[item[d.a], item[d.b]] = d
+    return records + settle(m)
 
 
 def stage_a(known: Facts, config: FusionConfig) -> tuple[Growth, PostDominators]:
@@ -86,7 +118,8 @@ def stage_a(known: Facts, config: FusionConfig) -> tuple[Growth, PostDominators]
     cap, bonus = _cap(config)
     if NF_A_DEPTH in config.skip:
         cap = len(known.items) + 1
-    return grow(known.kind, known.succ, known.extern, tree, cap, bonus, config.mode is not FusionMode.TVM), tree
+    growth = sweep(known.kind, known.succ, known.extern, tree, cap, bonus, config.mode is not FusionMode.TVM)
+    return growth, tree
 
 
 def _cap(config: FusionConfig) -> tuple[int, int]:
@@ -105,7 +138,7 @@ def partition(loops: LoopGraph, known: Facts, owner: list[int], decisions: tuple
         home = owner[known.producer[v]]
         if any(owner[r] != home for r in readers):
             live.add(v)
-    order = quotient_order(known, owner)
+    order = quotient_order(known.succ, owner)
     groups = tuple(_group(g, known, members[o], live) for g, o in enumerate(o for o in order if o in members))
     left = tuple(item for item in known.items if isinstance(item, Opaque))
     if len(known.items) < len(loops.items):  # an output of a node with several that nothing reads
@@ -113,37 +146,19 @@ def partition(loops: LoopGraph, known: Facts, owner: list[int], decisions: tuple
     return Partition(loops, groups, left, decisions)
 
 
-def quotient_order(known: Facts, owner: list[int]) -> list[int]:
-    """Owners in a topological order of the quotient graph; among ready ones the one with the earliest last item."""
-    last: dict[int, int] = {}
-    for i, o in enumerate(owner):
-        last[o] = i
-    missing = dict.fromkeys(last, 0)
-    after: dict[int, list[int]] = {o: [] for o in last}
-    for u, out in enumerate(known.succ):
-        for v in out:
-            if owner[u] != owner[v]:
-                after[owner[u]].append(owner[v])
-                missing[owner[v]] += 1
-    ready = [(last[o], o) for o, m in missing.items() if m == 0]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        _, o = heapq.heappop(ready)
-        order.append(o)
-        for v in after[o]:
-            missing[v] -= 1
-            if missing[v] == 0:
-                heapq.heappush(ready, (last[v], v))
-    assert len(order) == len(last), "the quotient graph has a cycle"
-    return order
-
-
 def _group(gid: int, known: Facts, items: list[int], live: set[Value]) -> Group:
     members = tuple(c for i in items if isinstance(c := known.items[i], Compute))
     found = [k for i in items if (k := known.node[i]) is not None]
     anchor = next((c for c, k in zip(members, found, strict=True) if k is Kind.ANCHOR), None)
     return make_group(gid, members, max(found, key=lambda k: k.level), anchor, live)
+
+
+def _records_a(
+    known: Facts, growth: Growth, tree: PostDominators, owner: list[int], config: FusionConfig
+) -> tuple[Decision, ...]:
+    cap = _cap(config)[0]
+    considered = (v for v in range(len(known.items)) if growth.code[v])
+    return tuple(_record_a(known, growth, tree.parent[v], v, owner, cap) for v in considered)
 
 
 def _record_a(known: Facts, growth: Growth, parent: int, v: int, owner: list[int], cap: int) -> Decision:

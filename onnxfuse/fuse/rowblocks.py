@@ -8,10 +8,10 @@ only prepares operands (a split of heads, a scale) are joined if their union is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from onnxfuse.analysis.rowblock import RowBlock, row_block
-from onnxfuse.fuse.merge import GAP, NF_CYCLE, NF_CYCLE_BUDGET, Merger
+from onnxfuse.fuse.merge import Merger
 from onnxfuse.fuse.rules import Cluster, No
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute
@@ -23,30 +23,27 @@ NF_ROW_BLOCK = "NF_ROW_BLOCK"
 NF_ROW_TAIL = "NF_ROW_TAIL"
 
 
-def join_row_blocks(m: Merger, consts: Collection[Value]) -> None:
-    """Join what runs by blocks of rows; `m` has finished its rounds, `consts` are known beforehand."""
+def join_row_blocks(m: Merger) -> None:
+    """Join what runs by blocks of rows; `m` has finished its rounds."""
     if FUSED_ATTENTION not in m.config.skip:
         for rows in _row_programs(m):
             any(_attention(m, before, rows, after) for before, after in _neighbours(m, rows))
     if FUSED_ROW_TAIL not in m.config.skip:
         for rows in _row_programs(m):
-            any(_tail_of(m, before, rows, consts) for before in _before(m, rows))
+            any(_tail_of(m, before, rows) for before in _before(m, rows))
 
 
 def _row_programs(m: Merger) -> Iterator[Cluster]:
-    for o in sorted(m.place, key=m.place.__getitem__):
+    for o in m.order.sorted():
         rows = m.clusters.get(o)
-        if rows is not None and rows.reduces and not (rows.opaque or rows.pinned or rows.anchors):
+        if rows is not None and _row_program(rows):
             yield rows
 
 
 def _neighbours(m: Merger, rows: Cluster) -> Iterator[tuple[Cluster, Cluster]]:
     """(group of a product that `rows` reads, group of a product that reads `rows`)."""
-    before = _before(m, rows)
-    readers = (r for v in rows.makes for r in m.known.readers.get(v, ()))
-    homes = dict.fromkeys(m.home[r] for r in readers)
-    after = [c for o in sorted(homes, key=m.place.__getitem__) if o != rows.id and _product(c := m.clusters[o])]
-    for a in before:
+    after = _after(m, rows)
+    for a in _before(m, rows):
         for b in after:
             if a is not b:
                 yield a, b
@@ -54,38 +51,73 @@ def _neighbours(m: Merger, rows: Cluster) -> Iterator[tuple[Cluster, Cluster]]:
 
 def _before(m: Merger, rows: Cluster) -> list[Cluster]:
     """Groups of a product that `rows` reads."""
-    makers = dict.fromkeys(m.home[p] for v in rows.reads if (p := m.known.producer.get(v)) is not None)
-    return [c for o in sorted(makers, key=m.place.__getitem__) if _product(c := m.clusters[o])]
+    makers = {m.home[p] for v in rows.reads if (p := m.known.producer.get(v)) is not None}
+    return [c for o in m.order.sorted(makers) if _product(c := m.clusters[o])]
+
+
+def _after(m: Merger, rows: Cluster) -> list[Cluster]:
+    """Groups of a product that read `rows`."""
+    readers = {m.home[r] for v in rows.makes for r in m.known.readers.get(v, ())}
+    return [c for o in m.order.sorted(readers - {rows.id}) if _product(c := m.clusters[o])]
+
+
+def _row_program(c: Cluster) -> bool:
+    return c.reduces > 0 and not (c.opaque or c.pinned or c.anchors)
 
 
 def _product(c: Cluster) -> bool:
     return c.anchors == 1 and c.reduces == 1 and not c.pinned and not c.opaque
 
 
+def why_not(m: Merger, a: Cluster, b: Cluster) -> No | None:
+    """Why `a` and `b`, which reads it, are not part of one row block; None if they are no part of any."""
+    triples: list[list[Cluster]] = []
+    tail = None
+    if _product(a) and _row_program(b):
+        triples = [[a, b, after] for after in _after(m, b) if after is not a]
+        if FUSED_ROW_TAIL not in m.config.skip and _constant(m, a):
+            tail = _no_tail(m, a, b)
+    elif _row_program(a) and _product(b):
+        triples = [[before, a, b] for before in _before(m, a) if before is not b]
+    if tail is not None or FUSED_ATTENTION in m.config.skip:
+        return tail
+    found = [_judge(m, parts) for parts in triples]
+    return found[-1] if found else None
+
+
 def _attention(m: Merger, before: Cluster, rows: Cluster, after: Cluster) -> bool:
     """Join the three groups and what belongs to them, if they are a row block."""
     parts = [before, rows, after]
-    no = _judge(m, parts)
-    links = _links(m, (before, rows), (rows, after))
-    if no is not None:
-        _record(m, links, no)
+    if _judge(m, parts) is not None:
         return False
+    links = _links(m, (before, rows), (rows, after))
     _join(m, _with_neighbours(m, parts))
-    _record(m, links, None)
+    _record(m, links, FUSED_ATTENTION)
     return True
 
 
-def _tail_of(m: Merger, before: Cluster, rows: Cluster, consts: Collection[Value]) -> bool:
+def _tail_of(m: Merger, before: Cluster, rows: Cluster) -> bool:
     """Join a product with constant weights and the row program over its columns, if the row is short enough."""
-    product = next(c for c in m.computes(before.items) if c.reduce is not None)
-    if not any(v in consts for v in product.reads):
+    if not _constant(m, before) or _no_tail(m, before, rows) is not None:
         return False
     links = _links(m, (before, rows))
-    no = _long_row(m, product) or _judge(m, [before, rows])
-    if no is None:
-        _join(m, [before, rows])
-    _record(m, links, no, FUSED_ROW_TAIL)
-    return no is None
+    _join(m, [before, rows])
+    _record(m, links, FUSED_ROW_TAIL)
+    return True
+
+
+def _no_tail(m: Merger, before: Cluster, rows: Cluster) -> No | None:
+    """Why the row program over the columns of a product does not run with it."""
+    return _long_row(m, _the_product(m, before)) or _judge(m, [before, rows])
+
+
+def _constant(m: Merger, c: Cluster) -> bool:
+    """The product of `c` has constant weights."""
+    return any(v in m.consts for v in _the_product(m, c).reads)
+
+
+def _the_product(m: Merger, c: Cluster) -> Compute:
+    return next(x for x in m.computes(c.items) if x.reduce is not None)
 
 
 def _long_row(m: Merger, product: Compute) -> No | None:
@@ -133,7 +165,7 @@ def _feeders(m: Merger, parts: list[Cluster]) -> list[Cluster]:
     makes = {v for c in parts for v in c.makes}
     reads = {v for c in parts for v in c.reads} - makes
     homes = {m.home[p] for v in reads if (p := m.known.producer.get(v)) is not None}
-    found = [m.clusters[o] for o in sorted(homes, key=m.place.__getitem__, reverse=True)]
+    found = [m.clusters[o] for o in sorted(homes, key=m.order.place.__getitem__, reverse=True)]
     plain = [c for c in found if not (c.opaque or c.pinned or c.anchors or c.reduces)]
     return [c for c in plain if not any(_needed(m, v, [*parts, c]) for v in c.makes)]
 
@@ -163,27 +195,8 @@ def _judge(m: Merger, parts: list[Cluster]) -> No | None:
     known = sum(n for _, n in found.rows.buffers if isinstance(n, int))
     if known > m.config.local_budget and "NF_LOCAL_BUFFER" not in skip:
         return No("NF_LOCAL_BUFFER", (("bytes", known), ("budget", m.config.local_budget)))
-    return _cycle(m, parts)
-
-
-def _cycle(m: Merger, parts: list[Cluster]) -> No | None:
-    """A path that leaves the union and comes back."""
-    inside = {c.id for c in parts}
-    end = max(m.place[o] for o in inside)
-    window = (end - min(m.place[o] for o in inside)) // GAP
-    if window > m.config.cycle_window:
-        return No(NF_CYCLE_BUDGET, (("window", window), ("most", m.config.cycle_window)))
-    seen: set[int] = set()
-    stack = [w for o in inside for w in m.succ[o] if w not in inside and m.place[w] < end]
-    while stack:
-        w = stack.pop()
-        if w in seen:
-            continue
-        seen.add(w)
-        if m.succ[w] & inside:
-            return No(NF_CYCLE, (("through", m.known.name(m.clusters[w].items[-1])),))
-        stack.extend(x for x in m.succ[w] if m.place[x] < end)
-    return None
+    back = m.order.between({c.id for c in parts}, m.config.cycle_window)
+    return None if back is None else m.cyclic(back)
 
 
 def _links(m: Merger, *pairs: tuple[Cluster, Cluster]) -> list[tuple[Value, int]]:
@@ -197,7 +210,6 @@ def _links(m: Merger, *pairs: tuple[Cluster, Cluster]) -> list[tuple[Value, int]
     return out
 
 
-def _record(m: Merger, links: list[tuple[Value, int]], no: No | None, fused: str = FUSED_ATTENTION) -> None:
+def _record(m: Merger, links: list[tuple[Value, int]], code: str) -> None:
     for v, reader in links:
-        verdict, code, numbers = (Verdict.FUSED, fused, ()) if no is None else (Verdict.REFUSED, no.code, no.numbers)
-        m.record(v, reader, verdict, code, numbers)
+        m.record(v, reader, Verdict.FUSED, code, ())

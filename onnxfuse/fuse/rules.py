@@ -6,7 +6,7 @@ whether the joined group can be executed at all and are always asked.
 
 What RULES accepts is pointwise with one or several outputs, a row program (analysis/rows.py), or an anchor group with
 views of its operands in front; what PLACED accepts, an anchor group with views behind it that become its order of
-storing. The acyclicity test (NF_CYCLE, NF_CYCLE_BUDGET) comes after all of these, in merge.py,
+storing. The acyclicity test (NF_CYCLE, NF_CYCLE_BUDGET) comes after all of these (order.py),
 because it needs the order of all groups.
 """
 
@@ -213,6 +213,8 @@ def no_view_prologue(p: Pair) -> str | None:
         return "not a view"
     if any(p.leaves(v, p.a, p.b) for v in p.a.makes):
         return "used elsewhere"
+    if p.b.reduces != 1:
+        return "not a plain contraction"
     (anchor,) = (c for c in p.computes(p.b.items) if c.reduce is not None)
     assert anchor.reduce is not None
     if any(v in p.a.makes for c in p.computes(p.b.items) if c is not anchor for v in c.reads):

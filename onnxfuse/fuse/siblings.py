@@ -4,7 +4,7 @@ What one of them loads the other need not load again: sum and sum of squares, ma
 chains on one input. The joined group writes several values. Its loops are found as for every row program, only that
 here axes are the same when both sides index a dimension of the same value by their bare variables (analysis/rows.py).
 
-Same form as RULES (rules.py); NF_CYCLE and NF_CYCLE_BUDGET come after these, in merge.py.
+Same form as RULES (rules.py); NF_CYCLE and NF_CYCLE_BUDGET come after these, in order.py.
 """
 
 from __future__ import annotations
