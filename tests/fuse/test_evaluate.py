@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse import evaluate, fuse
 from onnxfuse.ir.loops import LoopGraph
-from onnxfuse.ir.partition import Verdict
 from tests.fuse.dsl import FULL
 from tests.fuse.graphs import SHAPES
 from tests.fuse.random_loops import random_loops
+from tests.fuse.test_products import encoder
+from tests.fuse.test_rowblocks import tail
+from tests.templates.attentions import attention, fused
+from tests.templates.test_several import projections
 
 TIGHT = FusionConfig(max_nodes=4, max_outputs=2, max_inputs=3, max_reduces=1, max_sibling_nodes=3, span=2)
 SMALL = FusionConfig(min_saved_bytes=1 << 15, local_budget=16, cycle_window=3, peak_memory=64, rounds=1)
@@ -30,3 +34,32 @@ def differences(loops: LoopGraph, config: FusionConfig) -> list[str]:
 @given(GRAPHS, st.sampled_from(CONFIGS))
 def test_random_graphs(loops: LoopGraph, config: FusionConfig) -> None:
     assert differences(loops, config) == []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_large_shapes(shape: str) -> None:
+    assert differences(SHAPES[shape](200), FULL) == []
+
+
+MODELS = {
+    "encoder": encoder(),
+    "narrow encoder": encoder(128),
+    "projections": projections(),
+    "attention": attention(flat=True, mask=["S", "S"]),
+    "weights of attention needed": attention(weights_too=True),
+    "row tail": tail(),
+    "long row tail": tail(2048),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_products(name: str) -> None:
+    """Row blocks and sibling products join after the rounds; what was refused before is judged again."""
+    for config in (FULL, TIGHT):
+        assert differences(fused(MODELS[name]).loops, config) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(GRAPHS)
+def test_the_last_round_left_nothing_that_could_join(loops: LoopGraph) -> None:
+    assert "NF_ROUNDS" not in {d.code for d in fuse(loops, FULL).decisions}
