@@ -4,8 +4,8 @@
 
 SHAPE is one of tests/fuse/graphs.py (chain, ladder, skips, fan, norms, views, mixed; default all), N the number of
 nodes (default 100000). `classify` reads kinds and index maps off the loops, A to C are the stages of the fusion,
-`settle` says what became of every pair, `groups` puts the result together. Seconds of CPU time. With --memory the peak of what the fusion allocates, in bytes a
-node (slow: every allocation is watched).
+`settle` says what became of every pair, `groups` puts the result together. Seconds of CPU time. With --memory the
+peak of what the fusion allocates, in bytes a node (slow: every allocation is watched).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fusion: which Computes run together.  LoopGraph -> Partition.
 
-    mode      stage A (group.py)          stages B and C (merge.py; rules.py, siblings.py)
+    mode      stage A (group.py)          stages B and C (vertical.py, horizontal.py)
     none      -                           -                              every Compute alone
     tvm       node-kind edges, cap 256    -                              TVM's partition
     canfuse   per-edge kinds, cap 64/65   pairwise vertical growth
