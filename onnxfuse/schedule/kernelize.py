@@ -29,6 +29,7 @@ from onnxfuse.ir.plan import Call, Kernels
 from onnxfuse.ir.simplify import as_dim, dim_expr, same, simplify
 from onnxfuse.ir.text import show
 from onnxfuse.ir.types import Dim, TensorType, tensor
+from onnxfuse.schedule.halves import unrounded
 from onnxfuse.schedule.localize import Localizer, broadcasts, input_checks, maybe_pairs
 from onnxfuse.schedule.program import Program, program
 
@@ -129,7 +130,7 @@ def _build(group: Group, loops: LoopGraph, tail: Compute | None = None) -> Built
 
 
 def _kernel(group: Group, loops: LoopGraph, tail: Compute | None) -> Built:
-    made = program(group if tail is None else _without(group, tail))
+    made = program(unrounded(group if tail is None else _without(group, tail)))
     if _is_free_view(made, _ones(group)):
         raise Unsupported("NF_FREE_VIEW", "only renames memory; the runtime does that without a copy")
     try:
