@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from onnxfuse.errors import UsageError
+
 
 class FusionMode(StrEnum):
     """none: one op per group; tvm: stage A with node-kind edges; canfuse: A + B; full: A + B + C + D."""
@@ -41,12 +43,22 @@ class FusionConfig:
     keep: frozenset[str] = frozenset()  # node names that stay alone (--keep)
 
 
+# Simplifications that can be left out, in the order they run (frontend/prepare.py).
+PASSES = ("dead_code", "fold", "identity", "pad_into_conv", "bn_into_conv", "conv_before_resize", "cse")
+
+
 @dataclass(frozen=True, slots=True)
 class PrepareConfig:
     """Simplification before fusion."""
 
     fold_growth: int = 1 << 20  # bytes: a folded constant may exceed the inputs it frees by this much
-    skip: frozenset[str] = frozenset()  # pass names: `frontend/prepare.py`
+    skip: frozenset[str] = frozenset()  # of PASSES
+
+    def __post_init__(self) -> None:
+        """Raises UsageError E_FLAG when a name in `skip` is none of PASSES."""
+        if self.skip - set(PASSES):
+            what = f"no simplification {min(self.skip - set(PASSES))!r}"
+            raise UsageError("E_FLAG", what, hint=f"one of: {', '.join(sorted(PASSES))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import pytest
 from onnx import parser
 
 import onnxfuse
-from onnxfuse import cli
 from onnxfuse.api import optimize
+from onnxfuse.cli.optimizing import optimize as command
 
 CHAIN = '<ir_version: 8, opset_import: ["": 17]> g (float[N,4] x) => (float[N,4] y) { a = Exp(x) \n y = Add(a, x) }'
 # Flags of the command line that make no sense in Python, and the other way round.
@@ -20,7 +20,7 @@ PYTHON_ONLY = {"trace", "progress"}
 
 
 def test_keywords_are_the_flags():
-    flags = set(inspect.signature(cli.optimize).parameters) - CLI_ONLY
+    flags = set(inspect.signature(command).parameters) - CLI_ONLY
     assert flags == set(inspect.signature(optimize).parameters) - PYTHON_ONLY
 
 

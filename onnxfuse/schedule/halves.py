@@ -58,9 +58,14 @@ def _is_cast(e: Expr, source: DType) -> bool:
 
 
 def _rounds(c: Compute) -> bool:
-    """Computed in f32 and rounded for the model's type alone, not because the model has a Cast there."""
-    asked = c.node.op.name == "Cast" and c.node.source is not None
-    return not asked and c.out.tensor.dtype in _HALF and _is_cast(_result(c), DType.F32)
+    """Computed in f32 and rounded for the value's type alone."""
+    return c.out.tensor.dtype in _HALF and _is_cast(_result(c), DType.F32) and not _is_asked(c)
+
+
+def _is_asked(c: Compute) -> bool:
+    """A node of the model (not a part of a composite) that does nothing but round."""
+    result = _result(c)
+    return isinstance(result, Apply) and isinstance(result.args[0], Load) and c.node.source is not None
 
 
 def _unwidened(c: Compute) -> set[Value]:

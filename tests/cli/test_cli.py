@@ -1,4 +1,4 @@
-"""cli.py: what each command prints, and its exit code."""
+"""The command line: what each command prints, and its exit code."""
 
 import json
 import subprocess
