@@ -17,11 +17,14 @@ POINTWISE_RATE = 0.25  # share of peak that pointwise code reaches
 
 
 def expected(d: Dim) -> float:
-    """An extent for the cost model: every symbol stands for GUESS."""
+    """An extent for the cost model: every symbol stands for GUESS.
+
+    Where that leaves nothing (a window longer than GUESS), the guess was too small, and the extent itself is guessed.
+    """
     if isinstance(d, int):
         return float(d)
     e = simplify(substitute(d, {s: index(GUESS) for s in syms_of(d)}))
-    return float(e.value) if isinstance(e, Lit) else float(GUESS)
+    return float(e.value) if isinstance(e, Lit) and e.value > 0 else float(GUESS)
 
 
 def points(axes: Iterable[Axis | None]) -> float:

@@ -79,7 +79,7 @@ def _makespan(p: Product, width: int, height: int) -> float:
 
 
 def _panels(p: Product, first: int, count: int) -> float:
-    """Panels `first` .. of a block; a last one of at most a vector counts less (Design.thin)."""
+    """Panels `first` .. of a block; a last one of at most a vector counts less (Design.is_thin)."""
     cols = min(p.n - first * p.tile.nr, count * p.tile.nr)
     whole, rest = divmod(cols, p.tile.nr)
     if rest <= max(2, p.tile.lanes // 2):

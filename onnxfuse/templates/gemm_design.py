@@ -72,11 +72,21 @@ class Design:
         return self.b in (Access.DIRECT, Access.DOT)
 
     @property
-    def thin(self) -> bool:
-        """So few columns are left over that they get micro-kernels with rows in the lanes: those read less."""
-        n = self.c.cols.extent
-        left = n % self.tile.nr if isinstance(n, int) and self.tile.nv > 1 else 0
-        return self.a is Access.CONST and self.c.acc.is_float and 0 < left <= max(2, self.tile.lanes // 2)
+    def widths(self) -> tuple[int, ...]:
+        """Columns of the micro-kernels that can occur, the widest first; see `is_thin`."""
+        t, n = self.tile, self.c.cols.extent
+        full, rest = divmod(n, t.nr) if isinstance(n, int) else (1, 0)
+        if not isinstance(n, int):
+            thin = [w for w in (8, 4, 2, 1) if self.is_thin(w)]
+            return (t.nr, *([t.lanes] if t.nv > 1 else []), *thin)
+        narrow = [] if not 0 < rest <= t.lanes else [rest if self.is_thin(rest) else t.lanes]
+        return (*([t.nr] if full or rest > t.lanes else []), *narrow)
+
+    def is_thin(self, width: int) -> bool:
+        """So few columns that a tile costs less with the rows of packed panels of a in the lanes."""
+        t = self.tile
+        packed = self.a is Access.CONST and self.c.acc.is_float and self.b is not Access.DOT
+        return packed and width <= max(2, t.lanes // 2) and width * -(-t.mr // t.lanes) < t.mr
 
     @property
     def block_size(self) -> int:

@@ -26,7 +26,7 @@ from onnxfuse.templates.microkernel import (
 )
 from onnxfuse.templates.packing import decode
 
-Tiles = dict[tuple[int, int], Function]
+Tiles = dict[tuple[int, int], Function]  # by rows and columns
 
 
 def _row_counts(d: Design) -> list[int]:
@@ -38,28 +38,17 @@ def _row_counts(d: Design) -> list[int]:
     return counts
 
 
-def _vector_counts(d: Design) -> list[int]:
-    if d.tile.nv == 1:
-        return [1]
-    if isinstance(d.c.cols.extent, int):
-        full, rest = divmod(d.c.cols.extent, d.tile.nr)
-        narrow = 0 < rest <= d.tile.lanes
-        return [d.tile.nv] * bool(full or rest > d.tile.lanes) + [1] * narrow
-    return [d.tile.nv, 1]
-
-
 def emit_tiles(build: Builder, d: Design) -> Tiles:
     """Define the micro-kernels of all tile shapes that can occur."""
     if d.b is Access.DOT:
-        return {(d.tile.mr, 1): dot_kernel(build, d.tile)}
+        return {(d.tile.mr, d.tile.nr): dot_kernel(build, d.tile)}
     strides, ahead = _strides(d), _ahead(d)
-    left = d.c.cols.extent % d.tile.nr if d.thin and isinstance(d.c.cols.extent, int) else 0
     return {
-        (mr, nv): thin_kernel(build, d.tile, mr, left, strides)
-        if left and nv == 1
-        else micro_kernel(build, d.tile, mr, nv, strides, ahead=ahead)
+        (mr, width): thin_kernel(build, d.tile, mr, width, strides)
+        if d.is_thin(width)
+        else micro_kernel(build, d.tile, mr, width // d.tile.lanes, strides, ahead=ahead)
         for mr in _row_counts(d)
-        for nv in _vector_counts(d)
+        for width in d.widths
     }
 
 
@@ -189,7 +178,7 @@ def _in_registers(
     ends: this is the first, the last block of K. Between blocks the tile rests at `at`.
     first: this is the first tile of its panel.
     """
-    if d.b is Access.DOT or not short(d) or d.tile.mr not in _row_counts(d) or d.tile.nv not in _vector_counts(d):
+    if d.b is Access.DOT or not short(d) or d.tile.mr not in _row_counts(d) or d.tile.nr not in d.widths:
         yield
         return
     (i, rows), (j, cols), (k0, kc), (start, done) = row, col, depth, ends
@@ -299,16 +288,8 @@ def _call_tiles(
         home = build.offset(at, build.mul(first, d.tile.nr), d.typ)
         b_stride = b.row if d.b is Access.DOT else b.step
         args = [base, build.i64(a.row), build.i64(a.step), b.base, build.i64(b_stride), build.i64(kc), home, start]
-        widths = sorted(nv for r, nv in tiles if r == mr)
-        if len(widths) == 1:
-            build.ir.call(tiles[mr, widths[0]], args)
-            return
-        narrow = build.ir.icmp_signed("<=", build.i64(cols), build.i64(d.tile.lanes))
-        with build.if_else(narrow, likely=False) as (then, other):
-            with then:
-                build.ir.call(tiles[mr, 1], args)
-            with other:
-                build.ir.call(tiles[mr, d.tile.nv], args)
+        widths = sorted(width for r, width in tiles if r == mr)
+        _narrowest(build, widths, cols, lambda width: build.ir.call(tiles[mr, width], args))
 
     full = counts[0] == d.tile.mr
     if counts == [d.tile.mr]:
@@ -323,6 +304,19 @@ def _call_tiles(
             call(d.tile.mr, 0)
         with other:
             _call_rest(build, call, counts[1:], rows)
+
+
+def _narrowest(build: Builder, widths: list[int], cols: Index, call: Callable[[int], object]) -> None:
+    """Call the first of the ascending `widths` that holds `cols` columns; the last one is the likely one."""
+    if len(widths) == 1:
+        call(widths[0])
+        return
+    fits = build.ir.icmp_signed("<=", build.i64(cols), build.i64(widths[-2]))
+    with build.if_else(fits, likely=False) as (then, other):
+        with then:
+            _narrowest(build, widths[:-1], cols, call)
+        with other:
+            call(widths[-1])
 
 
 def _call_rest(build: Builder, call: Callable[[int, Index], None], counts: list[int], rows: Index) -> None:
