@@ -60,6 +60,9 @@ class Gemm:
         if refusal is not None:
             return refusal
         d = design(c, kernel, target)
+        columns = c.cols.extent
+        if isinstance(columns, int) and columns < 4 and not d.is_thin(columns):
+            return Refusal("GEMM_NARROW", f"{columns} columns")
         packed = tuple(n for n, how in (("a", d.a), ("b", d.b)) if how is Access.CONST)
         return [
             Schedule(
@@ -109,8 +112,6 @@ def _unfit(c: Contraction) -> Refusal | None:
             work *= s if isinstance(s, int) else 1
         if work < MIN_WORK:
             return Refusal("GEMM_SMALL", f"{work} products, {MIN_WORK} are worth a blocked product")
-    if isinstance(c.cols.extent, int) and c.cols.extent < 4:
-        return Refusal("GEMM_NARROW", f"{c.cols.extent} columns")
     inner = {c.rows.axis, *c.rows.parts, c.cols.axis, *c.cols.parts, *c.k}
     for e in walk(c.a, c.b):
         if isinstance(e, Apply) and e.prim.name == "bcast" and axes_of(e) & inner:
@@ -124,7 +125,7 @@ def _cost(d: Design, target: Target) -> float:
     m, n, k = expected(c.rows.extent), expected(c.cols.extent), expected(c.depth)
     batch = points(c.batch)
     rate = target.peak * 0.8 * (4 / c.acc.bytes if c.acc.is_float else 0.5)
-    efficiency = min(1.0, (m + 1) / 4) * min(1.0, n / 16)
+    efficiency = min(1.0, (m + 1) / 4) * min(1.0, n / 16) if not d.is_thin(int(n)) else 0.5
     arithmetic = 2 * batch * m * n * k / (rate * efficiency)
     packed = (m * k if d.a in (Access.ROWS, Access.COLUMNS) else 0) + (k * n if d.packs_b else 0)
     epilogue = pointwise_seconds(batch * m * n * epilogue_cost(c.finish, c.stores), target, c.acc.bytes)

@@ -67,6 +67,16 @@ def test_tiny_and_long_images(stride: int) -> None:
     check(s.kernel(N, 7, [H, W], 20), s, [(1, 7, 1, 1), (3, 7, 2, 1), (1, 7, 1, 200), (1, 7, 150, 2), (2, 7, 3, 8)])
 
 
+@pytest.mark.parametrize("pad", [0, 32])
+def test_a_window_longer_than_a_run_time_line_is_taken_to_be(pad: int) -> None:
+    s = Setting([256], [128], [1], [(pad, pad)])
+    kernel = s.kernel(N, 1, [W], 258)
+    found = GEMM.propose(kernel, NATIVE)
+    assert not isinstance(found, Refusal)
+    assert found[0].cost > 0
+    check(kernel, s, [(1, 1, 640), (2, 1, 256)])
+
+
 def test_static_sizes_and_weights_that_are_no_constant() -> None:
     s = Setting([3, 3], [1, 1], [1, 1], ONE)
     check(s.kernel(2, 6, [10, 11], 16, const=False), s, [(2, 6, 10, 11)])

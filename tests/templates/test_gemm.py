@@ -118,9 +118,25 @@ def test_few_columns_left_beside_constant_rows(left: int, target: Target) -> Non
         close(compiled(matmul([], m, n, k, const="A"), target)([a, b])[0], a, b)
 
 
+@pytest.mark.parametrize("target", [NATIVE, WIDE, NARROW], ids=["native", "512 bits", "128 bits"])
+@pytest.mark.parametrize("m", [1, 5, 13, 50])
+def test_few_columns_beside_constant_rows_known_at_run_time(m: int, target: Target) -> None:
+    rng = np.random.default_rng(16)
+    run = compiled(matmul([], m, N, 70, const="A"), target)
+    for n in range(1, 40):
+        a, b = operands(m, n, 70, rng)
+        close(run([a, b])[0], a, b)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_product_of_few_columns_streams_its_constant_rows(n: int) -> None:
+    a, b = operands(130, n, 300, np.random.default_rng(17))
+    close(compiled(matmul([], 130, n, 300, const="A"))([a, b])[0], a, b)
+
+
 FENCED = [
     matmul([], M, N, K), matmul([], M, N, K, tb=True), matmul([], M, N, K, ta=True), matmul([3], 40, 65, 70),
-    matmul([3], 2, 45, 70, tb=True), matmul([], 3, 45, 70), matmul([], 45, 65, 40, const="A"),
+    matmul([3], 2, 45, 70, tb=True), matmul([], 3, 45, 70), matmul([], 45, 65, 40, const="A"), matmul([], 45, N, 40, const="A"), matmul([], 130, 3, 70, const="A"),
     matmul([], 60, 65, 40, const="B"), matmul([], 60, 70, 40, tout=True), matmul([], 1, 300, 300, const="B"),
 ]  # fmt: skip
 
