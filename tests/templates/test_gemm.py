@@ -136,7 +136,8 @@ def test_a_product_of_few_columns_streams_its_constant_rows(n: int) -> None:
 
 FENCED = [
     matmul([], M, N, K), matmul([], M, N, K, tb=True), matmul([], M, N, K, ta=True), matmul([3], 40, 65, 70),
-    matmul([3], 2, 45, 70, tb=True), matmul([], 3, 45, 70), matmul([], 45, 65, 40, const="A"), matmul([], 45, N, 40, const="A"), matmul([], 130, 3, 70, const="A"),
+    matmul([3], 2, 45, 70, tb=True), matmul([], 3, 45, 70), matmul([], 45, 65, 40, const="A"),
+    matmul([], 45, N, 40, const="A"), matmul([], 130, 3, 70, const="A"),
     matmul([], 60, 65, 40, const="B"), matmul([], 60, 70, 40, tout=True), matmul([], 1, 300, 300, const="B"),
 ]  # fmt: skip
 
