@@ -24,25 +24,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from onnxfuse.config import FusionConfig, FusionMode
-from onnxfuse.fuse.dominators import PostDominators, post_dominators
 from onnxfuse.fuse.facts import Facts, facts
-from onnxfuse.fuse.group import FUSED, NF_A_DEPTH, NF_A_EDGE_KIND, NF_A_PATH_KIND, NF_A_SINK_KIND, Growth
-from onnxfuse.fuse.group import grow as sweep
 from onnxfuse.fuse.horizontal import join_siblings
 from onnxfuse.fuse.merge import Merger
 from onnxfuse.fuse.order import quotient_order
 from onnxfuse.fuse.products import join_products
 from onnxfuse.fuse.rowblocks import join_row_blocks
 from onnxfuse.fuse.settle import settle
+from onnxfuse.fuse.stage_a import records, stage_a
 from onnxfuse.fuse.vertical import grow, place_views
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, LoopGraph, Opaque
 from onnxfuse.ir.op import Kind
-from onnxfuse.ir.partition import Decision, Group, Number, Partition, Relation, Verdict, make_group
-
-# Stage A joined the pair, stage B split it again so that the producer's side could join its rows.
-NF_PEELED = "NF_PEELED"
-KIND_OF_LEVEL = {k.level: k for k in Kind}
+from onnxfuse.ir.partition import Decision, Group, Partition, make_group
 
 
 def fuse(loops: LoopGraph, config: FusionConfig) -> Partition:
@@ -75,7 +69,7 @@ def _fuse(loops: LoopGraph, config: FusionConfig) -> Partition:
         merger = Merger(known, owner, order, config, loops.consts.keys())
         stages_b_and_c(merger)
         owner, more = merger.home, settle(merger)
-    return partition(loops, known, owner, _records_a(known, growth, tree, owner, config) + more)
+    return partition(loops, known, owner, records(known, growth, tree, owner, config) + more)
 
 
 def stages_b_and_c(m: Merger) -> None:
@@ -97,9 +91,9 @@ def evaluate(made: Partition, config: FusionConfig) -> tuple[Decision, ...]:
     if config.mode is FusionMode.NONE:
         return ()
     growth, tree = stage_a(known, config)
-    records = _records_a(known, growth, tree, owner, config)
+    first = records(known, growth, tree, owner, config)
     if config.mode is FusionMode.TVM or config.rounds == 0:
-        return records
+        return first
     consts = made.loops.consts.keys()
     m = Merger(known, owner, quotient_order(known.succ, owner), config, consts, growth.root)
     item = {known.name(i): i for i in range(len(known.items))}
@@ -109,22 +103,7 @@ def evaluate(made: Partition, config: FusionConfig) -> tuple[Decision, ...]:
             m.records[value[d.a], item[d.b]] = d
         elif d.stage == "C":
             m.sibling_records[item[d.a], item[d.b]] = d
-    return records + settle(m)
-
-
-def stage_a(known: Facts, config: FusionConfig) -> tuple[Growth, PostDominators]:
-    """Post-dominator grouping: `Growth.root` is the group of every item (an id shared by its members)."""
-    tree = post_dominators(known.kind, known.succ, known.label, known.extern)
-    cap, bonus = _cap(config)
-    if NF_A_DEPTH in config.skip:
-        cap = len(known.items) + 1
-    growth = sweep(known.kind, known.succ, known.extern, tree, cap, bonus, config.mode is not FusionMode.TVM)
-    return growth, tree
-
-
-def _cap(config: FusionConfig) -> tuple[int, int]:
-    """Largest number of nodes in a group, and how many more if there is an anchor."""
-    return (config.max_nodes_tvm, 0) if config.mode is FusionMode.TVM else (config.max_nodes, 1)
+    return first + settle(m)
 
 
 def partition(loops: LoopGraph, known: Facts, owner: list[int], decisions: tuple[Decision, ...]) -> Partition:
@@ -151,30 +130,3 @@ def _group(gid: int, known: Facts, items: list[int], live: set[Value]) -> Group:
     found = [k for i in items if (k := known.node[i]) is not None]
     anchor = next((c for c, k in zip(members, found, strict=True) if k is Kind.ANCHOR), None)
     return make_group(gid, members, max(found, key=lambda k: k.level), anchor, live)
-
-
-def _records_a(
-    known: Facts, growth: Growth, tree: PostDominators, owner: list[int], config: FusionConfig
-) -> tuple[Decision, ...]:
-    cap = _cap(config)[0]
-    considered = (v for v in range(len(known.items)) if growth.code[v])
-    return tuple(_record_a(known, growth, tree.parent[v], v, owner, cap) for v in considered)
-
-
-def _record_a(known: Facts, growth: Growth, parent: int, v: int, owner: list[int], cap: int) -> Decision:
-    """What became of stage A's attempt to join v with its post-dominator (or first consumer, if it has none)."""
-    code, fact = growth.code[v], growth.fact[v]
-    target = parent if parent < len(known.items) else known.succ[v][0]
-    numbers: tuple[tuple[str, Number], ...] = ()
-    if code == FUSED and owner[v] != owner[target]:
-        code, numbers = NF_PEELED, (("phase", fact),)
-    elif code == FUSED:
-        numbers = (("phase", fact),)
-    elif code == NF_A_DEPTH:
-        numbers = (("nodes", fact), ("cap", cap))
-    elif code in (NF_A_EDGE_KIND, NF_A_SINK_KIND, NF_A_PATH_KIND):
-        numbers = (("kind", str(KIND_OF_LEVEL[fact])),)
-        if growth.blocker[v] >= 0:
-            numbers = (*numbers, ("node", known.name(growth.blocker[v])))
-    verdict = Verdict.FUSED if code == FUSED else Verdict.REFUSED
-    return Decision("A", known.name(v), known.name(target), Relation.VERTICAL, verdict, code, numbers)

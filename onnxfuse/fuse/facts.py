@@ -37,6 +37,7 @@ class Facts:
     flat     no reduction, and reads every value made here at its own point (or reads none)
     readers  of every value made here: the items that read it, in order
     loads    loads of every Compute, by its value
+    inputs   numbers of the values every Compute loads: of its item if a Compute makes it, else beyond all items
     needed   values that must exist under their own name whatever is fused: graph outputs, captured values
     """
 
@@ -51,6 +52,7 @@ class Facts:
     producer: dict[Value, int]
     readers: dict[Value, list[int]]
     loads: dict[Value, list[Load]]
+    inputs: list[tuple[int, ...]]
     needed: frozenset[Value]
 
     def name(self, i: int) -> str:
@@ -68,6 +70,8 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
     needed = frozenset(loops.outputs) | captured(items)
     producer = {v: i for i, item in enumerate(items) for v in results(item)}
     n = len(items)
+    number = {v: i for v, i in producer.items() if isinstance(items[i], Compute)}
+    inputs: list[tuple[int, ...]] = [()] * n
     node: list[Kind | None] = [None] * n
     kind, pinned, flat = [OPAQUE] * n, [False] * n, [False] * n
     dear = [False] * n  # expensive to evaluate once, if fused with what is before
@@ -83,6 +87,7 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
         else:
             k = kinds(item, loads[item.out])
             node[i] = k.node
+            inputs[i] = tuple([number.setdefault(v, n + len(number)) for v in k.edges])
             reads = tuple(k.edges)
             pinned[i] = is_pinned(item, config.keep)
             rank = kind_in_tvm(item, k.node, loads[item.out]) if node_edges else k.node
@@ -109,7 +114,7 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
             succ[p].append(i)
             label[p].append(level)
     extern = [any(v in needed for v in results(item)) for item in items]
-    return Facts(items, node, kind, succ, label, extern, pinned, flat, producer, readers, loads, needed)
+    return Facts(items, node, kind, succ, label, extern, pinned, flat, producer, readers, loads, inputs, needed)
 
 
 def repeats(c: Compute, v: Value, loads: list[Load]) -> bool:

@@ -16,7 +16,7 @@ alone may exceed the cap, and a reduce, anchor or opaque node in the region can 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.fuse.dominators import PostDominators
@@ -36,6 +36,7 @@ NF_A_DEPTH = "NF_A_DEPTH"
 NF_A_REDUCE_NO_START = "NF_A_REDUCE_NO_START"
 NF_A_PHASE = "NF_A_PHASE"
 NF_RECOMPUTE = "NF_RECOMPUTE"
+NF_IO_CAP = "NF_IO_CAP"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,13 +44,41 @@ class Growth:
     """Result of stage A. `root[v]` is the last node of v's group; per node the code of its attempt and two facts.
 
     `fact` depends on the code: the phase (FUSED), the kind met (EDGE_KIND, PATH_KIND, SINK_KIND), the number of
-    nodes (DEPTH). `blocker` is the node with that kind (PATH_KIND), else -1.
+    nodes (DEPTH) or of inputs (IO_CAP). `blocker` is the node with that kind (PATH_KIND), else -1.
     """
 
     root: list[int]
     code: list[str]
     fact: list[int]
     blocker: list[int]
+
+
+class Inputs:
+    """Values that groups read from outside, while groups grow; a group has one exit, so it writes one value.
+
+    A value made by a node has the number of that node, any other a number of its own beyond all nodes.
+    """
+
+    def __init__(self, reads: Sequence[Collection[int]], most: int) -> None:
+        self.reads = list(map(frozenset, reads))
+        self.makes: list[set[int]] = [{v} for v in range(len(reads))]
+        self.most = most
+
+    def join(self, groups: Collection[int], root: int) -> int:
+        """Join groups to `root`: 0; or their number of inputs, if it is above the limit and above that of each."""
+        if sum(len(self.reads[g]) for g in groups) > self.most:
+            made = frozenset().union(*(self.makes[g] for g in groups))
+            inputs = len(frozenset().union(*(self.reads[g] for g in groups)) - made)
+            if inputs > self.most and inputs > max(len(self.reads[g]) for g in groups):
+                return inputs
+        large = max(groups, key=lambda g: len(self.makes[g]))
+        makes, reads = self.makes[large], self.reads[root]
+        for g in groups:
+            reads = reads | self.reads[g]
+            if g != large:
+                makes |= self.makes[g]
+        self.makes[root], self.reads[root] = makes, reads - makes
+        return 0
 
 
 def grow(
@@ -60,6 +89,7 @@ def grow(
     cap: int,
     anchor_bonus: int = 0,
     to_the_exit: bool = False,
+    inputs: Inputs | None = None,
 ) -> Growth:
     """Both sweeps.
 
@@ -72,6 +102,7 @@ def grow(
         anchor_bonus: That many more if an anchor is in it.
         to_the_exit: An anchor may only join a group whose exit is an elemwise image of P (TVM looks at P alone, but
             P may have been swallowed before, with a transpose or an outer sum behind it).
+        inputs: What the nodes read, and how many values a group may read; None: any number.
     """
     n = len(kind)
     uf = list(range(n))
@@ -168,6 +199,11 @@ def grow(
                 continue
 
             between.append(v)
+            if inputs is not None:
+                many = inputs.join({root, *map(find, between)}, root)
+                if many:
+                    code[v], fact[v] = NF_IO_CAP, many
+                    continue
             for u in between:
                 child = find(u)
                 if child == root:

@@ -1,4 +1,6 @@
-"""Random loop graphs with real index maps: mixed kinds, skips, several uses, outputs in the middle."""
+"""Random loop graphs with real index maps: mixed kinds, skips, several uses, outputs in the middle,
+duplicates, dead nodes, dynamic dims.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def random_loops(seed: int, n: int) -> LoopGraph:
     near = rng.choice([2, 4, 8])
 
     def pick() -> Value:
-        return pool[-min(len(pool), rng.randint(1, near))]
+        return rng.choice(pool) if rng.random() < 0.06 else pool[-min(len(pool), rng.randint(1, near))]
 
     def like(x: Value) -> Value:
         """Another value whose shape broadcasts with x."""
@@ -29,7 +31,7 @@ def random_loops(seed: int, n: int) -> LoopGraph:
 
     for i in range(n):
         x, name = pick(), f"v{i}"
-        kind = rng.choices("ESXRIVCOP", [8, 3, 3, 4, 2, 2, 1, 0.5, 1])[0]
+        kind = rng.choices("ESXRIVCOPD", [8, 3, 3, 4, 2, 2, 1, 0.5, 1, 1])[0]
         static = all(isinstance(d, int) for d in x.tensor.shape)
         shape = x.tensor.shape
         if kind == "R" and len(shape) > 1:
@@ -49,6 +51,9 @@ def random_loops(seed: int, n: int) -> LoopGraph:
             pool.append(g.C(name, x))
         elif kind == "O" and shape == full:
             pool.append(g.O(name, x))
+        elif kind == "D":
+            twice = [g.E(f"{name}{k}", x, prim="tanh") for k in "ab"]
+            pool.append(g.E(name, *twice) if rng.random() < 0.5 else g.E(name, x, x))
         elif kind == "P" and shape[-1:] == full[-1:]:
             pool.append(g.E(name, x, weight))
         else:

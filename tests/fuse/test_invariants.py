@@ -1,6 +1,12 @@
-"""Invariants of FUSION.md 4.G on random loop graphs, for every mode."""
+"""The 19 invariants of FUSION.md 4.G, by number; `INVARIANTS` says where each one is tested.
+
+Here: properties of partitions of random loop graphs (random_loops.py: mixed kinds, skips, several uses, outputs in the
+middle, duplicates, dead nodes, dynamic dims), for every mode.
+"""
 
 from __future__ import annotations
+
+import importlib
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,14 +15,40 @@ from onnxfuse.analysis.kinds import kinds
 from onnxfuse.analysis.rows import RowMap, rows
 from onnxfuse.analysis.traffic import traffic
 from onnxfuse.config import FusionConfig, FusionMode
-from onnxfuse.fuse import fuse
+from onnxfuse.fuse import fuse, stages_b_and_c
+from onnxfuse.fuse.facts import facts
+from onnxfuse.fuse.merge import Merger
+from onnxfuse.fuse.order import quotient_order
 from onnxfuse.fuse.rules import RULES
+from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, LoopGraph, Opaque, results
 from onnxfuse.ir.op import Kind
 from onnxfuse.ir.partition import Group, Partition, Verdict
 from tests.fuse.brute import crossings
 from tests.fuse.dsl import EDGES, FULL, Build, names
 from tests.fuse.random_loops import random_loops
+
+INVARIANTS: dict[int, tuple[str, str]] = {  # number -> (module, test)
+    1: ("fuse.test_invariants", "test_a_partition_of_the_live_computes_in_executable_order"),
+    2: ("fuse.test_invariants", "test_groups_are_convex_and_do_not_need_each_other"),
+    3: ("fuse.test_invariants", "test_groups_are_convex_and_do_not_need_each_other"),
+    4: ("fuse.test_invariants", "test_groups_are_within_the_caps"),
+    5: ("fuse.test_invariants", "test_a_partition_of_the_live_computes_in_executable_order"),
+    6: ("fuse.test_invariants", "test_groups_of_stage_a_have_one_exit_and_few_inputs"),
+    7: ("fuse.test_invariants", "test_groups_are_within_the_caps"),
+    8: ("fuse.test_invariants", "test_every_output_is_written_by_one_group_under_its_name"),
+    9: ("fuse.test_group", "test_equal_to_the_literal_algorithm"),
+    10: ("fuse.test_invariants", "test_without_rounds_stage_b_changes_nothing"),
+    11: ("fuse.test_invariants", "test_same_input_same_partition_and_records"),
+    12: ("fuse.test_invariants", "test_fusing_again_changes_nothing"),
+    13: ("fuse.test_numeric", "test_full_mode_computes_the_same"),
+    14: ("fuse.test_invariants", "test_fusing_never_moves_more_bytes"),
+    15: ("fuse.test_evaluate", "test_random_graphs"),
+    16: ("fuse.test_group", "test_a_higher_cap_never_cuts_a_chain_more"),
+    17: ("analysis.test_spellings", "test_every_spelling_has_the_canonical_form_of_matmul"),
+    18: ("analysis.test_maps", "test_reshape_index_is_numpy_reshape"),
+    19: ("fuse.test_scaling", "test_twice_the_nodes_are_twice_the_calls"),  # seconds: tools/scaling.py
+}
 
 MODES = [FusionConfig(mode=m) for m in FusionMode] + [EDGES, FusionConfig(max_nodes=5, max_outputs=2, max_reduces=2)]
 GRAPHS = st.builds(random_loops, st.integers(0, 2**32), st.integers(1, 40))
@@ -58,6 +90,59 @@ def test_a_partition_of_the_live_computes_in_executable_order(loops: LoopGraph, 
         else:
             assert ready, "not executable"
     assert set(loops.outputs) <= known
+
+
+def test_every_invariant_has_its_test() -> None:
+    assert list(INVARIANTS) == list(range(1, 20))
+    for module, name in INVARIANTS.values():
+        assert callable(getattr(importlib.import_module(f"tests.{module}"), name))
+
+
+@settings(max_examples=100, deadline=None)
+@given(GRAPHS, st.sampled_from(MODES))
+def test_groups_are_convex_and_do_not_need_each_other(loops: LoopGraph, config: FusionConfig) -> None:
+    p = fuse(loops, config)
+    home: dict[Value, int] = {c.out: g.id for g in p.groups for c in g.members}
+    home |= {v: -1 - n for n, o in enumerate(p.left) for v in results(o)}
+    left: dict[Value, set[int]] = {}  # groups that have been left on any way to a value
+    for item in p.loops.items:
+        for made in results(item):
+            before = {home[v] for v in item.reads if v in home} | {g for v in item.reads for g in left.get(v, ())}
+            stayed = {home[made]} if all(home[made] not in left.get(v, ()) for v in item.reads) else set()
+            left[made] = before - stayed
+            assert home[made] not in left[made], "a path leaves the group and comes back"
+
+
+@settings(max_examples=100, deadline=None)
+@given(GRAPHS, st.sampled_from([EDGES, FusionConfig(mode=FusionMode.TVM), FusionConfig(rounds=0, max_inputs=3)]))
+def test_groups_of_stage_a_have_one_exit_and_few_inputs(loops: LoopGraph, config: FusionConfig) -> None:
+    for g in fuse(loops, config).groups:
+        assert g.writes == (g.members[-1].out,)
+        most = max(len({ld.source for ld in c.loads}) for c in g.members)
+        assert config.mode is FusionMode.TVM or len(g.reads) <= max(config.max_inputs, most)
+
+
+@settings(max_examples=60, deadline=None)
+@given(GRAPHS, st.sampled_from(MODES))
+def test_every_output_is_written_by_one_group_under_its_name(loops: LoopGraph, config: FusionConfig) -> None:
+    p = fuse(loops, config)
+    assert p.loops.outputs == loops.outputs
+    written = [v for g in p.groups for v in g.writes] + [v for o in p.left for v in results(o)]
+    assert len(written) == len(set(written))
+    assert set(loops.outputs) <= set(written) | set(loops.inputs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(GRAPHS, st.sampled_from([FULL, FusionConfig(mode=FusionMode.CANFUSE)]))
+def test_fusing_again_changes_nothing(loops: LoopGraph, config: FusionConfig) -> None:
+    """Stages B and C, started from the groups they made."""
+    first = fuse(loops, config)
+    known = facts(loops, config)
+    group = {c.out: g.id for g in first.groups for c in g.members}
+    owner = [group[item.out] if isinstance(item, Compute) else len(group) + i for i, item in enumerate(known.items)]
+    again = Merger(known, owner, quotient_order(known.succ, owner), config, loops.consts.keys())
+    stages_b_and_c(again)
+    assert again.home == owner
 
 
 @settings(max_examples=120, deadline=None)
