@@ -54,7 +54,7 @@ class Unsupported(OnnxfuseError):  # noqa: N818 - a refusal, not a failure
 
     def refusal(self) -> Refusal:
         """The same refusal as a value, for the decision record."""
-        return Refusal(self.code, self.why or self.what)
+        return Refusal(self.code, f"{self.what}: {self.why}" if self.why else self.what)
 
 
 class IRError(OnnxfuseError):

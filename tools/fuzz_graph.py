@@ -50,7 +50,7 @@ DTYPES: tuple[tuple[np.dtype, float], ...] = (
 EXTENTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 33)
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 17, 31, 33)  # of free dimensions in the later sets
 # Where in a window a NaN stands decides whether onnxruntime returns it.
-NAN_BY_POSITION = frozenset({"ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool"})
+NAN_BY_POSITION = frozenset({"ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool", "Hardmax"})
 # Ops that tell +0 from -0, which onnxruntime's kernels return by the order of operands or the vector path taken.
 ZERO_SIGN = {"Div": 1, "Reciprocal": 0, "Pow": 0}
 
@@ -153,6 +153,22 @@ def undefined(node: onnx.NodeProto, given: Sequence[np.ndarray | None]) -> str:
         if to is None or (to.kind in "iu" and not _fits(x, to)):
             return "conversion does not fit"
     return ""
+
+
+def _leaves_half(given: Sequence[np.ndarray | None], made: Sequence[np.ndarray]) -> bool:
+    """Infinite f16 results that may come of overflow."""
+    if not any(a.dtype == F16 and bool(np.isinf(a).any()) for a in made):
+        return False
+    infinite = any(is_float(a) and bool(np.isinf(a.astype(np.float64)).any()) for a in given if a is not None)
+    largest = max(
+        (
+            float(np.max(np.abs(a.astype(np.float64)), initial=0.0, where=np.isfinite(a.astype(np.float64))))
+            for a in given
+            if a is not None and is_float(a)
+        ),
+        default=0.0,
+    )
+    return not infinite or largest > 30000
 
 
 def _broadcast(*shapes: Shape) -> bool:
@@ -357,6 +373,8 @@ class Writer:
             given = [self.arrays[n][at] if n else None for n in node.input]
             why = undefined(node, given) or self._unclear(node, given)
             made = None if why else self._compute(node, reads, at)
+            if made is not None and _leaves_half(given, made):
+                made, why = None, "f16 overflows, or not where onnxruntime keeps f32 between two nodes"
             if made is not None and self._useful(made, k):
                 results[k] = made
             elif k == 0 or self.chance(0.8):
@@ -375,6 +393,10 @@ class Writer:
 
     def _unclear(self, node: onnx.NodeProto, given: Sequence[np.ndarray | None]) -> str:
         """What onnxruntime itself does not decide: NaN in a window, the sign of a computed zero."""
+        if node.op_type in ("MaxPool", "GlobalMaxPool") and given[0] is not None and bool((given[0] == -np.inf).any()):
+            return "-inf is the smallest finite number in some of onnxruntime's kernels"
+        if node.op_type == "Sign" and given[0] is not None and given[0].dtype == F16 and has_nan(given[0]):
+            return "the sign of NaN is that of f16 or of f32"
         if node.op_type in NAN_BY_POSITION and given[0] is not None and has_nan(given[0]):
             return "NaN in a window"
         at = ZERO_SIGN.get(node.op_type, -1)
@@ -476,6 +498,7 @@ class Writer:
         return Made(self.seed, model, feeds, self.ops)
 
     def _info(self, v: str, fixed: bool) -> onnx.ValueInfoProto:
+        fixed = fixed and len({a.shape for a in self.arrays.get(v, ())}) < 2  # of some ops the data decide
         shape: list[int | str] = list(self.shape(v)) if fixed else [f"{v}_{k}" for k in range(self.a(v).ndim)]
         return helper.make_tensor_value_info(v, code(self.dtype(v)), self.dims.get(v, shape))
 

@@ -72,7 +72,7 @@ def _refuse_no_file(path: Path) -> None:
 
 def _parse(data: bytes, what: str) -> onnx.ModelProto:
     if not data:
-        raise UsageError("E_EMPTY", f"{what}: empty, not an ONNX model", "0 bytes")
+        raise UsageError("E_EMPTY", f"{what}: empty, not an ONNX model", "0 bytes", "was the file written completely?")
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
@@ -94,6 +94,7 @@ def _take_apart(whole: onnx.ModelProto, path: Path | None, found: Sequence[Found
             "E_NOT_MODEL",
             f"{what}: not an ONNX model",
             f"graph: {'yes' if whole.HasField('graph') else 'no'}, ir_version: {whole.ir_version}",
+            "a whole ModelProto is needed: a tensor or a graph alone is none",
         )
     _refuse_bad_text(whole)
     proto = onnx.ModelProto()
@@ -223,7 +224,8 @@ def _external(proto: onnx.TensorProto, places: _Places) -> onnx_ir.ExternalTenso
         offset = int(info.get("offset") or 0)
         length = int(info["length"]) if info.get("length") else expected
     except ValueError as error:
-        raise UsageError("E_EXTERNAL_SIZE", f"external data of tensor {proto.name!r}", str(error)) from error
+        what = f"offset or length of the external data of tensor {proto.name!r} is no number"
+        raise UsageError("E_EXTERNAL_SIZE", what, str(error)) from error
     size = path.stat().st_size
     if offset < 0 or length != expected or offset + length > size:
         raise UsageError(
@@ -285,6 +287,7 @@ def _mismatch(proto: onnx.TensorProto, needed: int, unit: str, stored: int) -> U
         "E_TENSOR",
         f"tensor {proto.name!r}: data does not match its dimensions",
         f"dims {list(proto.dims)} {_data_type(proto)} need {needed} {unit}, found {stored}",
+        "the file is damaged, or was written by something with a bug",
     )
 
 

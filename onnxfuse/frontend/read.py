@@ -229,7 +229,8 @@ def _refuse_cycle(nodes: tuple[Node, ...]) -> None:
         node = next(producers[v] for v in node.reads if producers.get(v) in waiting)
     cycle = [n.name for n in reversed(trail[trail.index(node) :])]
     shown = " -> ".join([*cycle[:8], *(["..."] if len(cycle) > 8 else []), cycle[0]])
-    raise UsageError("E_CYCLE", "the graph has a cycle", f"{len(cycle)} nodes: {shown}")
+    hint = "no node may need its own result"
+    raise UsageError("E_CYCLE", "the graph has a cycle", f"{len(cycle)} nodes: {shown}", hint)
 
 
 # --- attributes and constants ----------------------------------------------------------------------------------------

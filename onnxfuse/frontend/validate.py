@@ -70,7 +70,8 @@ def check(small: onnx.ModelProto) -> None:
         checker.check_model(lenient)
     except checker.ValidationError as error:
         why = " ".join(line.strip() for line in str(error).splitlines() if line.strip() and "Context" not in line)
-        raise UsageError("E_INVALID_MODEL", "the model is not valid ONNX", why) from error
+        hint = "onnx.checker.check_model says it as well"
+        raise UsageError("E_INVALID_MODEL", "the model is not valid ONNX", why, hint) from error
 
 
 def _forgive(model: onnx.ModelProto) -> None:
@@ -183,17 +184,26 @@ def _refuse_undefined(graph: onnx.GraphProto, made: Iterable[str]) -> None:
                     "E_UNDEFINED_VALUE",
                     f"node {node.name!r} ({node.op_type}) reads {missing[0]!r}, which nothing defines",
                     f"input {list(node.input).index(missing[0])} of {len(node.input)}",
+                    "a node, an initializer or a graph input of this name is missing",
                 )
             stack.extend((sub, scope) for sub in subgraphs(node))
         for out in g.output:
             if out.name not in scope:
-                raise UsageError("E_UNDEFINED_VALUE", f"graph output {out.name!r} is not made by any node")
+                hint = "a node, an initializer or a graph input of this name is missing"
+                raise UsageError("E_UNDEFINED_VALUE", f"graph output {out.name!r} is not made by any node", hint=hint)
 
 
 def hints(small: onnx.ModelProto) -> dict[str, TensorType | None]:
-    """What onnx's shape inference finds out, by value name; a failure of it is no error of the model."""
+    """What onnx's shape inference finds out, by value name; a failure of it is no error of the model.
+
+    Of the outputs only type and rank are believed: onnxruntime does not hold a model to the sizes it declares for them.
+    `small` is changed.
+    """
     if max(expanded_sizes(small.functions).values(), default=0) > MOST_NODES:
         return {}  # the inference expands every call of every function
+    for info in small.graph.output:
+        for dim in info.type.tensor_type.shape.dim if info.type.HasField("tensor_type") else ():
+            dim.Clear()
     try:
         inferred = shape_inference.infer_shapes(small, check_type=False, strict_mode=False, data_prop=False)
     except (shape_inference.InferenceError, checker.ValidationError, RuntimeError, ValueError, TypeError):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, cast, lit
 from onnxfuse.ir.simplify import dim_expr, simplify
 from onnxfuse.ops.contract import Windows, _inside, windows
-from onnxfuse.ops.dsl import Loops, absolute, between, compute, declined, guarded, maximum, minimum, power, sqrt
+from onnxfuse.ops.dsl import Loops, Tensor, absolute, between, compute, declined, guarded, maximum, minimum, power, sqrt
 from onnxfuse.ops.reduce import lowest
 from onnxfuse.ops.table import window
 
@@ -48,39 +49,55 @@ def MaxPool(
     return Loops(shape, body, x.dtype, over.kernel, "max", init, refusal=over.refusal)
 
 
-@window
+@window(name="AveragePool", since=7)
+def AveragePool_7(
+    x, *, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None, kernel_shape, pads=None, strides=None
+):
+    """Mean over a window, over the elements inside (or over all its taps: count_include_pad)."""
+    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    # Beyond padding as well, which a window only reaches that is larger than its padded input.
+    if count_include_pad and not ceil_mode:
+        return _average(x, over, lambda pos: lit(math.prod(over.kernel), DType.I64))
+    return _average(x, over, lambda pos: _taps_inside(x, over, pos, count_include_pad))
+
+
+@window(since=19)
 def AveragePool(
     x, *, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None, kernel_shape, pads=None, strides=None
 ):
     """Mean over a window, over the elements inside (or over padding too: count_include_pad)."""
+    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    return _average(x, over, lambda pos: _taps_inside(x, over, pos, count_include_pad))
+
+
+def _average(x: Tensor, over: Windows, count: Callable[[Sequence[Expr]], Expr]) -> Loops:
     if not x.dtype.is_float:
         raise Unsupported("UN_DTYPE", f"AveragePool on {x.dtype}")
-    n = x.rank - 2
-    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     work = x.dtype.compute
 
     def body(*i: Expr) -> Expr:
         at = _places(i, over)
         return guarded(_inside(at, x.shape[2:]), lambda: compute(x[(i[0], i[1], *at)]), 0)
 
-    def count(pos: Sequence[Expr]) -> Expr:
-        """How many taps lie inside (the padded input, or the input)."""
-        total: Expr = lit(1, DType.I64)
-        for k in range(n):
-            first = pos[k] * over.stride[k] - over.begin[k]
-            size = dim_expr(x.shape[2 + k])
-            low, high = (-over.begin[k], size + over.end[k]) if count_include_pad else (0, size)
-            d = over.dilation[k]
-            skipped = maximum((low - first + (d - 1)) // d, 0)
-            reached = minimum((high - first + (d - 1)) // d, over.kernel[k])
-            total = total * simplify(reached - skipped)
-        return simplify(total)
-
     def finish(acc: Expr, *i: Expr) -> Expr:
         taps = count(i[2:])
         return acc / (lit(taps.value, work) if isinstance(taps, Lit) else cast(taps, work))
 
     return Loops([*x.shape[:2], *over.counts], body, x.dtype, over.kernel, finish=finish, refusal=over.refusal)
+
+
+def _taps_inside(x: Tensor, over: Windows, pos: Sequence[Expr], padded: bool = False) -> Expr:
+    """How many taps of a window lie in the input, or in the padded input: a last window may reach beyond both."""
+    total: Expr = lit(1, DType.I64)
+    for k in range(x.rank - 2):
+        first = pos[k] * over.stride[k] - over.begin[k]
+        size = dim_expr(x.shape[2 + k])
+        low, high = (-over.begin[k], size + over.end[k]) if padded else (0, size)
+        d = over.dilation[k]
+        skipped = maximum((low - first + (d - 1)) // d, 0)
+        reached = minimum((high - first + (d - 1)) // d, over.kernel[k])
+        total = total * simplify(reached - skipped)
+    return simplify(total)
 
 
 @window

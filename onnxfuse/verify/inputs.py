@@ -605,7 +605,14 @@ def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, object]) -> None
                 raise UsageError("E_OUTPUT_DATA", f"{name!r} is not an array: .npz cannot hold it")
             array = array.astype(np.str_)
         plain[name] = array
+    try:
+        _write_npz(path, plain)
+    except OSError as error:
+        raise UsageError("E_OUTPUT_DATA", f"{os.fspath(path)!r} cannot be written", str(error)) from error
+
+
+def _write_npz(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
     with zipfile.ZipFile(path, "w") as archive:  # np.savez cannot hold an output that is called "file"
-        for name, array in plain.items():
+        for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)

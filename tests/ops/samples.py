@@ -962,6 +962,7 @@ def _maxpool(op, opset):
 def _averagepool(op, opset):
     yield from _pools(op, opset)
     yield from _pools(op, opset, count_include_pad=1)
+    yield sample(rand((1, 2, 1, 2)), kernel_shape=[3, 3], strides=[3, 3], pads=[0, 1, 0, 0], count_include_pad=1)
     for dtype in (F64, F16):
         yield sample(rand((1, 2, 6, 6), dtype), kernel_shape=[2, 2], may=True)
 
