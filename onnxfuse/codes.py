@@ -149,7 +149,13 @@ CODES: tuple[Code, ...] = (
         "{what} {size}, not {least} to {most}",
     ),
     Code("NF_ROW_BLOCK", "B", "the products around a row program cannot run with it", origin=_OURS, said="{why}"),
-    Code("NF_PROLOGUE", "B", "only views of an operand may come before an anchor", origin="nvFuser", said="{why}"),
+    Code(
+        "NF_PROLOGUE",
+        "B",
+        "only views or few steps on an operand come before an anchor",
+        origin="nvFuser",
+        said="{why}",
+    ),
     Code(
         "NF_KIND", "B", "the kinds of the two groups do not go together", origin=_ASCEND, said="producer is {producer}"
     ),

@@ -32,6 +32,8 @@ class FusionConfig:
     tail_columns: int = 1024  # columns of a product whose row program runs with it, at most: a block stays in L2
     tail_least: int = 512  # columns, at least: shorter rows gain less than the coarser tasks lose (measured)
     tail_depth: int = 768  # products summed, at most: deeper ones read their weights too often (measured)
+    prologue_cost: int = 8  # of the steps on an operand of a product, per element: a tile has that much to spare
+    prologue_rows: int = 17  # rows of a product from which its tiles share what one of them reads of an operand
     rounds: int = 10  # merge rounds; Ascend and Inductor
     candidate_window: int = 64  # neighbours tried per value; Inductor
     max_sibling_nodes: int = 16  # atomic nodes of a group formed by a horizontal pair; Inductor's CPU backend
@@ -44,7 +46,7 @@ class FusionConfig:
 
 
 # Simplifications that can be left out, in the order they run (frontend/prepare.py).
-PASSES = ("dead_code", "fold", "identity", "pad_into_conv", "bn_into_conv", "conv_before_resize", "cse")
+PASSES = ("dead_code", "fold", "identity", "pad_into_conv", "bn_into_conv", "conv_before_resize", "cse", "affine")
 
 
 @dataclass(frozen=True, slots=True)

@@ -425,3 +425,31 @@ def test_a_resize_on_its_own_is_compiled(mode: str, rows: str, tmp_path: Path) -
     }}""")
     plans = agrees(m, tmp_path, {"x": random(1, 64, 8, 8)})
     assert not plans.refused
+
+
+@pytest.mark.parametrize("sizes", [(1, 6, 5), (3, 7, 9)])
+@pytest.mark.parametrize("features", [24, 40])
+def test_steps_on_the_input_of_a_1x1_convolution_run_as_it_is_read(sizes, features: int, tmp_path: Path) -> None:
+    constants = f"float[{features},300,1,1] w, float[300] s, float[300] t"
+    m = model(f"""g (float[N,300,H,W] x, {constants}) => (float[N,{features},H,W] y) {{
+        n = BatchNormalization(x, s, t, t, s)
+        r = Relu(n)
+        c = Conv(r, w)
+        y = Sigmoid(c)
+    }}""")
+    del m.graph.input[1:]
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (features, 300, 1, 1)), ("s", (300,)), ("t", (300,))):
+        array = (rng.random(shape, np.float32) + 0.1) / (17 if name == "w" else 1)
+        m.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    plans = agrees(m, tmp_path, {"x": random(sizes[0], 300, *sizes[1:])})
+    assert [p.schedule.template for p in plans.plans] == ["gemm"]
+
+
+def test_steps_that_another_node_wants_as_well_run_once(tmp_path: Path) -> None:
+    m = model("""g (float[1,8,6,6] x, float[24,8,1,1] w) => (float[1,24,6,6] y, float[1,8,6,6] r) {
+        r = Relu(x)
+        y = Conv(r, w)
+    }""")
+    plans = agrees(m, tmp_path, {"x": random(1, 8, 6, 6), "w": random(24, 8, 1, 1)})
+    assert len(plans.plans) == 2

@@ -1,7 +1,8 @@
 """Simplification before fusion. Graph -> Prepared: fewer nodes, the same numbers, the same inputs and outputs.
 
 In: a graph as read. Out: typed; no dead code, nothing foldable left, no duplicate work, no node that changes nothing,
-inference BatchNormalization inside the weights before it, 1x1 convolutions before the Resize that enlarges their input.
+inference BatchNormalization inside the weights before it or a Mul and an Add, 1x1 convolutions before the Resize that
+enlarges their input.
 Each pass can be skipped by name (PrepareConfig.skip). What
 was not done, and could have been expected, is in the notes.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.config import PrepareConfig
 from onnxfuse.errors import IRError
+from onnxfuse.frontend.affine import affine
 from onnxfuse.frontend.bn_into_conv import bn_into_conv
 from onnxfuse.frontend.conv_before_resize import conv_before_resize
 from onnxfuse.frontend.cse import cse
@@ -27,9 +29,8 @@ from onnxfuse.ir.graph import Graph, Value, topological
 from onnxfuse.ops.dsl import Known
 
 ROUNDS = 6  # folding a shape can type what comes after it, which can make more foldable; three rounds are usual
-INEXACT = frozenset(
-    {"bn_into_conv", "conv_before_resize"}
-)  # rounds otherwise than the model: not where a quantiser could notice
+# Rounds otherwise than the model: not where a quantiser could notice.
+INEXACT = frozenset({"bn_into_conv", "affine", "conv_before_resize"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +61,24 @@ def prepare(
         if after is before:
             break
         typed = infer_types(after, hints, known)
+    # After everything else: a BatchNormalization may find its way into weights in any round.
+    after = _run("affine", typed.graph, affine, config)
+    typed = typed if after is typed.graph else infer_types(after, hints, known)
     return Prepared(typed, tuple(dict.fromkeys(notes)))
+
+
+def _run(name: str, graph: Graph, step: Callable[[Graph], Graph], config: PrepareConfig) -> Graph:
+    if name in config.skip or (name in INEXACT and any(quantises(n) for n in graph.nodes)):
+        return graph
+    return _checked(name, graph, step(graph))
 
 
 def _round(typed: Typed, config: PrepareConfig, evaluate: Evaluate, notes: list[Note]) -> Graph:
     graph = typed.graph
-    steps = any(quantises(n) for n in graph.nodes)
 
     def run(name: str, step: Callable[[Graph], Graph]) -> None:
         nonlocal graph
-        if name in config.skip or (name in INEXACT and steps):
-            return
-        graph = _checked(name, graph, step(graph))
+        graph = _run(name, graph, step, config)
 
     def folded(g: Graph) -> Graph:
         g, more = fold(g, typed.facts, config.fold_growth, evaluate)

@@ -5,9 +5,9 @@ numbers. They stand cheap before dear. A rule whose code is in `config.skip` is 
 whether the joined group can be executed at all and are always asked.
 
 What RULES accepts is pointwise with one or several outputs, a row program (analysis/rows.py), or an anchor group with
-views of its operands in front; what PLACED accepts, an anchor group with views behind it that become its order of
-storing. The acyclicity test (NF_CYCLE, NF_CYCLE_BUDGET) comes after all of these (order.py),
-because it needs the order of all groups.
+views of its operands, or a few steps on one of them, in front; what PLACED accepts, an anchor group with views behind
+it that become its order of storing. The acyclicity test (NF_CYCLE, NF_CYCLE_BUDGET) comes after all of these
+(order.py), because it needs the order of all groups.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from onnxfuse.analysis.rows import RowMap, rows
 from onnxfuse.analysis.traffic import sample
 from onnxfuse.config import FusionConfig
 from onnxfuse.errors import Refusal
-from onnxfuse.ir.expr import Expr, Lit, Load, Var, i64, var
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Var, axes_of, i64, loads, var, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Compute
 from onnxfuse.ir.partition import Number
@@ -197,19 +198,19 @@ def reduce_cap(p: Pair) -> No | None:
 
 
 def anchors(p: Pair) -> No | None:
-    """An anchor takes its epilogue in stage A, and before it only views of a contraction's operand."""
+    """An anchor takes its epilogue in stage A; before it only views of a contraction's operand, or cheap steps."""
     if p.a.anchors and p.b.anchors:
         return No("NF_TWO_ANCHORS")
     if p.b.anchors:
-        why = no_view_prologue(p)
+        why = no_prologue(p)
         return None if why is None else No("NF_PROLOGUE", (("why", why),))
     return No("NF_KIND", (("producer", "anchor"),)) if p.a.anchors else None
 
 
-def no_view_prologue(p: Pair) -> str | None:
-    """Why `a` is not a transpose, slice or split of heads that packing an operand of `b` can do on the way."""
-    views = p.computes(p.a.items)
-    if any(c.reduce is not None or not isinstance(c.body, Load) for c in views):
+def no_prologue(p: Pair) -> str | None:
+    """Why packing an operand of `b` cannot do `a` on the way: a transpose, a slice, a few pointwise steps."""
+    members = p.computes(p.a.items)
+    if any(c.reduce is not None for c in members):
         return "not a view"
     if any(p.leaves(v, p.a, p.b) for v in p.a.makes):
         return "used elsewhere"
@@ -223,13 +224,32 @@ def no_view_prologue(p: Pair) -> str | None:
     if len(operands) != 2 or not all(isinstance(e, Load) and _bare(e) for e in operands):
         return "not a plain contraction"
     bodies: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
-    for c in views:
+    for c in members:
         bodies[c.out] = (c.axes, inline_loads(c.body, bodies))
     axes = (*anchor.axes, *anchor.reduce.axes)
     composed = [inline_loads(e, bodies) for e in operands]
-    if not all(isinstance(e, Load) and level(e, axes) <= AFFINE for e in composed):
+    if not all(level(e, axes) <= AFFINE for operand in composed for e in loads(operand)):
         return "the composed index is not affine"
-    return None
+    return next((why for e in composed if not isinstance(e, Load) and (why := _no_stream(e, anchor, p.config))), None)
+
+
+def _no_stream(operand: Expr, anchor: Compute, config: FusionConfig) -> str | None:
+    """Why a tile of the product cannot work out this operand as it reads it: cheap, and along contiguous columns."""
+    assert anchor.reduce is not None
+    steps = [e for e in walk(operand) if isinstance(e, Apply) and e.dtype is not DType.I64]
+    if sum(e.prim.cost for e in steps) > config.prologue_cost or any(e.prim.name in ("where", "bcast") for e in steps):
+        return "not a view, nor cheap"
+    outer = [a for a in anchor.axes if a.extent != 1]
+    if sum(a.extent != 1 for a in anchor.reduce.axes) != 1 or not outer:
+        return "not a view, and the product sums over a window"
+    columns = outer[-1]
+    rows = prod(a.extent for a in set(outer) - axes_of(operand) if isinstance(a.extent, int))
+    along = [ld for ld in loads(operand) if columns in axes_of(ld)]
+    if not along or any(columns in axes_of(ix) for ld in along for ix in ld.index[:-1]):
+        return "not a view, and not along the columns of the product"
+    if any(ld.index[-1] is not var(columns) for ld in along):
+        return "not a view, and not along the columns of the product"
+    return None if rows >= config.prologue_rows else "not a view, for few rows of the product"
 
 
 def placed(p: Pair) -> No | None:

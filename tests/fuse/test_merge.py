@@ -250,10 +250,27 @@ def test_a_transposed_operand_is_read_by_the_contraction_itself() -> None:
     assert split(loops, EDGES) == "ta | tb | mm+relu"
 
 
+def test_a_few_steps_on_an_operand_run_as_it_is_read() -> None:
+    g = Build((64, 64))
+    loops = g.outputs(g.C("mm", g.input("x"), g.E("scale", g.E("neg", g.input("w")), g.input("row", (64, 1)))))
+    p = fuse(loops, FULL)
+    assert names(p) == "neg+scale+mm"
+    assert split(loops, EDGES) == "neg+scale | mm"
+    assert len(fuse(loops, FusionConfig(prologue_cost=1)).groups) == 2
+
+
 def prologues() -> list[tuple[LoopGraph, str]]:
     out = []
-    g = Build()
-    out.append((g.outputs(g.C("mm", g.E("relu", g.input("x")))), "not a view"))
+    g = Build((64, 64))
+    out.append((g.outputs(g.C("mm", g.R("sum", g.input("x")))), "not a view"))
+    g = Build((64, 64))
+    rows = g.outputs(g.C("mm", g.E("relu", g.input("x"))))
+    out.append((rows, "not a view, and not along the columns of the product"))
+    g = Build((64, 64))
+    out.append((g.outputs(g.C("mm", g.input("x"), g.E("erf", g.input("w"), prim="erf"))), "not a view, nor cheap"))
+    g = Build((8, 64))
+    few = g.outputs(g.C("mm", g.input("x"), g.E("relu", g.input("w", (64, 64)))))
+    out.append((few, "not a view, for few rows of the product"))
     g = Build()
     t = g.I("t", g.input("x"))
     out.append((g.outputs(g.C("mm", t), t), "used elsewhere"))
