@@ -57,6 +57,13 @@ def kept_row(n: int) -> LoopGraph:
     return g.outputs(g.pointwise("div", "div", e, g.R("sum", e)))
 
 
+def steps_before(rows: int = 64) -> LoopGraph:
+    """Two steps on an operand of a product of so many rows."""
+    g = Build((rows, 64))
+    w = g.E("scale", g.E("neg", g.input("w", (64, 64))), g.input("row", (64, 1)))
+    return g.outputs(g.C("mm", g.input("x"), w))
+
+
 def apart(n: int) -> LoopGraph:
     """The second of n readers can join, the others are stays in between."""
     g = Build((4, 8))
@@ -168,6 +175,8 @@ LIMITS: list[tuple[str, str, tuple[LoopGraph, F], tuple[LoopGraph, F]]] = [
         (mean_and_root(), F(min_saved_bytes=SAVED)),
     ),
     ("local_budget", "NF_LOCAL_BUFFER", (kept_row(8), F(local_budget=35)), (kept_row(8), F(local_budget=36))),
+    ("prologue_cost", "NF_PROLOGUE", (steps_before(), F(prologue_cost=1)), (steps_before(), F(prologue_cost=2))),
+    ("prologue_rows", "NF_PROLOGUE", (steps_before(16), F()), (steps_before(17), F())),
     ("rounds", "NF_ROUNDS", (second_round(), F(rounds=1)), (second_round(), F(rounds=2))),
     ("max_sibling_nodes", "NF_NODE_CAP", (gates(), F(max_sibling_nodes=2)), (gates(), F(max_sibling_nodes=3))),
     ("span", "NF_SPAN", (far_apart(), F(span=4)), (far_apart(), F(span=5))),
