@@ -26,7 +26,7 @@ from dataclasses import replace
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.facts import Facts, facts
 from onnxfuse.fuse.horizontal import join_siblings
-from onnxfuse.fuse.merge import Merger
+from onnxfuse.fuse.merge import Merger, Said
 from onnxfuse.fuse.order import quotient_order
 from onnxfuse.fuse.products import join_products
 from onnxfuse.fuse.rowblocks import join_row_blocks
@@ -100,9 +100,9 @@ def evaluate(made: Partition, config: FusionConfig) -> tuple[Decision, ...]:
     value = {v.name: v for v in known.producer}
     for d in made.decisions:
         if d.stage == "B":
-            m.records[value[d.a], item[d.b]] = d
+            m.records[value[d.a], item[d.b]] = Said(d.verdict, d.code, d.numbers)
         elif d.stage == "C":
-            m.sibling_records[item[d.a], item[d.b]] = d
+            m.sibling_records[item[d.a], item[d.b]] = Said(d.verdict, d.code, d.numbers)
     return first + settle(m)
 
 
@@ -129,4 +129,4 @@ def _group(gid: int, known: Facts, items: list[int], live: set[Value]) -> Group:
     members = tuple(c for i in items if isinstance(c := known.items[i], Compute))
     found = [k for i in items if (k := known.node[i]) is not None]
     anchor = next((c for c, k in zip(members, found, strict=True) if k is Kind.ANCHOR), None)
-    return make_group(gid, members, max(found, key=lambda k: k.level), anchor, live)
+    return make_group(gid, members, max(found, key=lambda k: k.level), anchor, live, known.reads)

@@ -6,6 +6,7 @@ output or to a node that stays) are left out before, so that every item has a re
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -54,6 +55,10 @@ class Facts:
     loads: dict[Value, list[Load]]
     inputs: list[tuple[int, ...]]
     needed: frozenset[Value]
+
+    def reads(self, c: Compute) -> Iterable[Value]:
+        """Values a Compute reads, in order of first use."""
+        return [ld.source for ld in self.loads[c.out]]
 
     def name(self, i: int) -> str:
         """Value name of a Compute, node name (or first output) of a node that stays."""

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from onnxfuse.fuse.merge import FUSED, Merger
-from onnxfuse.fuse.rules import No, Pair, first_refusal
+from onnxfuse.fuse.merge import Merger
+from onnxfuse.fuse.rules import No, first_refusal
 from onnxfuse.fuse.siblings import SIBLINGS
-from onnxfuse.fuse.vertical import grow
+from onnxfuse.fuse.vertical import grow, said
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute
-from onnxfuse.ir.partition import Number, Verdict
 
 
 class Siblings(NamedTuple):
@@ -85,18 +84,12 @@ def _try(m: Merger, c: Siblings) -> bool:
     if no is not None:
         if no.code != "NF_SPAN":  # what lies between may join
             m.refused[a, b] = m.versions(a, b), no
-        _record(m, c, pair, no)
+        m.sibling_records[c.first, c.second] = said(pair, no)
         return False
     reached = m.reach(a, b)
     if isinstance(reached, No):
-        _record(m, c, pair, reached)
+        m.sibling_records[c.first, c.second] = said(pair, reached)
         return False
-    _record(m, c, pair, None)
+    m.sibling_records[c.first, c.second] = said(pair, None)
     m.join(pair, reached)
     return True
-
-
-def _record(m: Merger, c: Siblings, pair: Pair, no: No | None) -> None:
-    numbers: tuple[tuple[str, Number], ...] = (("saved", pair.saved),) if no is None else no.numbers
-    verdict, code = (Verdict.FUSED, FUSED) if no is None else (Verdict.REFUSED, no.code)
-    m.record_beside(c.first, c.second, verdict, code, numbers)

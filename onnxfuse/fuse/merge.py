@@ -8,6 +8,7 @@ products.py what runs as several products; evaluate.py says what became of the p
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from onnxfuse.analysis import traffic
 from onnxfuse.analysis.footing import Footing
@@ -20,7 +21,7 @@ from onnxfuse.fuse.rules import Cluster, No, Pair
 from onnxfuse.ir.expr import Load
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, Opaque, depends
-from onnxfuse.ir.partition import Decision, Number, Relation, Verdict
+from onnxfuse.ir.partition import Number, Verdict
 
 FUSED = "FUSED"
 NF_CYCLE = "NF_CYCLE"
@@ -28,12 +29,21 @@ NF_CYCLE_BUDGET = "NF_CYCLE_BUDGET"
 Versions = tuple[int, int]
 
 
+class Said(NamedTuple):
+    """A decision, without the names of the two."""
+
+    verdict: Verdict
+    code: str
+    numbers: tuple[tuple[str, Number], ...] = ()
+
+
 class Merger:
     """Clusters and their order.
 
     grown    group of every item after stage A
     home     item -> cluster
-    records  decision on (value, item that reads it);  sibling_records: on two items of groups side by side
+    records  what was said of (value, item that reads it), and in sibling_records of two items of groups side by side;
+             later words replace earlier ones
     """
 
     def __init__(
@@ -56,8 +66,8 @@ class Merger:
         self.bytes: dict[Value, int] = {}
         self.splits = 0
         self.changes = 0
-        self.records: dict[tuple[Value, int], Decision] = {}
-        self.sibling_records: dict[tuple[int, int], Decision] = {}
+        self.records: dict[tuple[Value, int], Said] = {}
+        self.sibling_records: dict[tuple[int, int], Said] = {}
         self.refused: dict[tuple[int, int], tuple[Versions, No]] = {}
         members: dict[int, list[int]] = {o: [] for o in order}
         for i, o in enumerate(owner):
@@ -194,20 +204,6 @@ class Merger:
         self.order.split(b.id, edges)
         self.changes += 1
 
-    def record(
-        self, v: Value, reader: int, verdict: Verdict, code: str, numbers: tuple[tuple[str, Number], ...]
-    ) -> None:
-        """The decision about a value and one reader of it; a later one replaces it."""
-        name = self.known.name(reader)
-        self.records[v, reader] = Decision("B", v.name, name, Relation.VERTICAL, verdict, code, numbers)
-
-    def record_beside(
-        self, a: int, b: int, verdict: Verdict, code: str, numbers: tuple[tuple[str, Number], ...]
-    ) -> None:
-        """The decision about two items of groups that stand side by side; a later one replaces it."""
-        names = self.known.name(a), self.known.name(b)
-        self.sibling_records[a, b] = Decision("C", *names, Relation.HORIZONTAL, verdict, code, numbers)
-
     def _merge(
         self,
         a: Cluster,
@@ -233,6 +229,7 @@ class Merger:
             False,
             a.flat and b.flat and not siblings,
             max(a.version, b.version) + 1,
+            None if a.plain is None or b.plain is None else a.plain | b.plain,
             siblings,
             how,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from onnxfuse.analysis.kinds import same_extent
 from onnxfuse.analysis.maps import inline_loads
 from onnxfuse.analysis.rowblock import is_product
-from onnxfuse.fuse.merge import NF_CYCLE, Merger
+from onnxfuse.fuse.merge import NF_CYCLE, Merger, Said
 from onnxfuse.fuse.rules import Cluster, No
 from onnxfuse.ir.expr import Expr, loads
 from onnxfuse.ir.graph import Value
@@ -72,10 +72,10 @@ def _join_readers(m: Merger, readers: list[tuple[Cluster, Compute]]) -> None:
             no = _judge(m, first, other)
             a, b = m.known.producer[product.out], m.known.producer[another.out]
             if no is None:
-                m.record_beside(a, b, Verdict.FUSED, FUSED_PRODUCTS, ())
+                m.sibling_records[a, b] = Said(Verdict.FUSED, FUSED_PRODUCTS)
                 first = m.clusters[m.unite((first.id, other.id))]
             else:
-                m.record_beside(a, b, Verdict.REFUSED, no.code, no.numbers)
+                m.sibling_records[a, b] = Said(Verdict.REFUSED, no.code, no.numbers)
                 left.append((other, another))
         readers = left
 

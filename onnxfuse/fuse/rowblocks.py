@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnxfuse.analysis.rowblock import RowBlock, row_block
-from onnxfuse.fuse.merge import Merger
+from onnxfuse.fuse.merge import Merger, Said
 from onnxfuse.fuse.rules import Cluster, No
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute
@@ -212,4 +212,4 @@ def _links(m: Merger, *pairs: tuple[Cluster, Cluster]) -> list[tuple[Value, int]
 
 def _record(m: Merger, links: list[tuple[Value, int]], code: str) -> None:
     for v, reader in links:
-        m.record(v, reader, Verdict.FUSED, code, ())
+        m.records[v, reader] = Said(Verdict.FUSED, code)

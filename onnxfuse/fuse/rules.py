@@ -84,6 +84,7 @@ class Cluster:
     pinned: bool
     flat: bool
     version: int = 0
+    plain: frozenset[Value] | None = None  # values from outside read by bare variables; None: not asked yet
     siblings: bool = False  # some members do not depend on each other (stage C)
     footing: Footing | Refusal | None = None  # how it stands on rows alone; None: not asked yet
 
@@ -296,7 +297,7 @@ def io_cap(p: Pair) -> No | None:
     """Too many tensors go in or out; a group that already was beyond the cap may still grow inwards."""
     a, b, config = p.a, p.b, p.config
     if len(a.reads) + len(b.reads) > config.max_inputs:
-        inputs = len((a.reads | b.reads) - a.makes - b.makes)
+        inputs = len(a.reads) + len(b.reads - a.reads - a.makes)  # what comes first reads nothing of the other
         if inputs > config.max_inputs and inputs > max(len(a.reads), len(b.reads)):
             return No("NF_IO_CAP", (("inputs", inputs), ("cap", config.max_inputs)))
     if len(a.exits) + len(b.exits) > config.max_outputs and len(p.writes) > config.max_outputs:

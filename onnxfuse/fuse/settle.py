@@ -7,17 +7,17 @@ again, so that the record says what keeps the two groups apart now; `fuse.evalua
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from onnxfuse.config import FusionMode
 from onnxfuse.fuse import products, rowblocks
-from onnxfuse.fuse.merge import FUSED, Merger
+from onnxfuse.fuse.merge import FUSED, Merger, Said
 from onnxfuse.fuse.order import quotient_order
 from onnxfuse.fuse.rules import No, first_refusal
 from onnxfuse.fuse.siblings import SIBLINGS
-from onnxfuse.ir.partition import Decision, Verdict
+from onnxfuse.ir.partition import Decision, Relation, Verdict
 
 NF_ROUNDS = "NF_ROUNDS"
+MET = Said(Verdict.FUSED, FUSED, (("via", "another pair"),))  # together by another way
 
 
 def settle(m: Merger) -> tuple[Decision, ...]:
@@ -27,25 +27,36 @@ def settle(m: Merger) -> tuple[Decision, ...]:
 
 
 def _vertical(m: Merger) -> Iterator[Decision]:
-    verdicts: dict[tuple[int, int], No] = {}
-    for (v, reader), d in m.records.items():
+    verdicts: dict[tuple[int, int], Said] = {}
+    name = m.known.name
+    for (v, reader), told in m.records.items():
         a, b = m.home[m.known.producer[v]], m.home[reader]
-        if a != b and (a, b) not in verdicts:
-            verdicts[a, b] = why_apart(m, a, b)
-        yield _met(d) if a == b else _apart(d, verdicts[a, b])
+        if a == b:
+            told = told if told.verdict is Verdict.FUSED else MET
+        elif (a, b) in verdicts:
+            told = verdicts[a, b]
+        else:
+            no = why_apart(m, a, b)
+            told = verdicts[a, b] = Said(Verdict.REFUSED, no.code, no.numbers)
+        yield Decision("B", v.name, name(reader), Relation.VERTICAL, *told)
 
 
 def _horizontal(m: Merger) -> Iterator[Decision]:
     """Joins, and every two groups that stayed apart once; they were judged by other members before."""
-    said: set[tuple[int, int]] = set()
-    for (x, y), d in m.sibling_records.items():
+    met: set[tuple[int, int]] = set()
+    name = m.known.name
+    for (x, y), told in m.sibling_records.items():
         a, b = sorted((m.home[x], m.home[y]), key=m.order.place.__getitem__)
         if a == b:
-            if d.verdict is Verdict.FUSED:
-                yield d
-        elif (a, b) not in said and b not in m.order.succ[a]:  # if one came to read the other: see the value between
-            said.add((a, b))
-            yield _apart(d, why_beside(m, a, b))
+            if told.verdict is not Verdict.FUSED:
+                continue
+        elif (a, b) in met or b in m.order.succ[a]:  # one came to read the other: see the value between
+            continue
+        else:
+            met.add((a, b))
+            no = why_beside(m, a, b)
+            told = Said(Verdict.REFUSED, no.code, no.numbers)
+        yield Decision("C", name(x), name(y), Relation.HORIZONTAL, *told)
 
 
 def why_apart(m: Merger, a: int, b: int) -> No:
@@ -69,16 +80,3 @@ def why_beside(m: Merger, a: int, b: int) -> No:
 def _cyclic(m: Merger, a: int, b: int) -> No | None:
     found = m.order.between((a, b), m.config.cycle_window)
     return None if found is None else m.cyclic(found)
-
-
-def _met(d: Decision) -> Decision:
-    """The record of two that are together, be it by another way."""
-    if d.verdict is Verdict.FUSED:
-        return d
-    return replace(d, verdict=Verdict.FUSED, code=FUSED, numbers=(("via", "another pair"),))
-
-
-def _apart(d: Decision, no: No) -> Decision:
-    if d.verdict is Verdict.REFUSED and d.code == no.code and d.numbers == no.numbers:
-        return d
-    return replace(d, verdict=Verdict.REFUSED, code=no.code, numbers=no.numbers)

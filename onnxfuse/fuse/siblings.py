@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from onnxfuse.analysis.rows import bare
 from onnxfuse.errors import Refusal
-from onnxfuse.fuse.rules import No, Pair, Rule, io_cap, local_buffer, parallel_rows, pinned, reduce_cap
+from onnxfuse.fuse.rules import Cluster, No, Pair, Rule, io_cap, local_buffer, parallel_rows, pinned, reduce_cap
 from onnxfuse.ir.graph import Value
 
 
@@ -23,7 +23,7 @@ def no_anchors(p: Pair) -> No | None:
 def same_map(p: Pair) -> No | None:
     """What both read must be read alike: element by element, not a part of it or at another place."""
     least = p.config.min_saved_bytes
-    alike = sum(p.nbytes(v) for v in p.common if _plainly(p, v))
+    alike = sum(map(p.nbytes, p.common & _plain(p, p.a) & _plain(p, p.b))) if p.common else 0
     if alike >= least:
         return None
     shared = sum(p.nbytes(v) for v in p.common)
@@ -32,11 +32,11 @@ def same_map(p: Pair) -> No | None:
     return No("NF_INDEX_MISMATCH", (("alike", alike), ("shared", shared), ("least", least)))
 
 
-def _plainly(p: Pair, v: Value) -> bool:
-    """Some member on either side reads every element of `v` by bare variables."""
-    return all(
-        any(bare(ld) for c in p.computes(side.items) for ld in p.loads(c) if ld.source is v) for side in (p.a, p.b)
-    )
+def _plain(p: Pair, side: Cluster) -> frozenset[Value]:
+    """What some member of one side reads by bare variables."""
+    if side.plain is None:
+        side.plain = frozenset(ld.source for c in p.computes(side.items) for ld in p.loads(c) if bare(ld))
+    return side.plain
 
 
 def node_cap(p: Pair) -> No | None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from onnxfuse.fuse.merge import FUSED, Merger
+from onnxfuse.fuse.merge import FUSED, Merger, Said, Versions
 from onnxfuse.fuse.peel import PEELABLE, peel
 from onnxfuse.fuse.rules import LAUNCH_BYTES, PLACED, No, Pair, first_refusal
 from onnxfuse.ir.graph import Value
-from onnxfuse.ir.partition import Number, Verdict
+from onnxfuse.ir.partition import Verdict
 
 
 class Candidate(NamedTuple):
@@ -25,7 +25,7 @@ class Candidate(NamedTuple):
     b: int
     value: Value
     reader: int  # item of b
-    versions: tuple[int, int]
+    versions: Versions
 
 
 def grow(m: Merger) -> None:
@@ -60,7 +60,7 @@ def place_views(m: Merger) -> None:
 
 def _candidates(m: Merger) -> list[Candidate]:
     """Pairs of producer and consumer, the pair that saves most first."""
-    home, place, needed = m.home, m.order.place, m.known.needed
+    home, place, needed, window = m.home, m.order.place, m.known.needed, m.config.candidate_window
     links: dict[tuple[int, int], int] = {}  # bytes of the values between two clusters that need not be moved
     first: dict[tuple[int, int], tuple[Value, int]] = {}
     for v, readers in m.known.readers.items():
@@ -71,14 +71,15 @@ def _candidates(m: Merger) -> list[Candidate]:
         others.pop(a, None)
         if not others or m.clusters[a].opaque:
             continue
-        once = v in needed or len(others) > 1
+        size = m.nbytes(v) * (1 if v in needed or len(others) > 1 else 2)
         near = sorted(others, key=place.__getitem__) if len(others) > 1 else others
         for k, b in enumerate(near):
             if m.clusters[b].opaque:
                 continue
-            links[a, b] = links.get((a, b), 0) + m.nbytes(v) * (1 if once else 2)
-            if k < m.config.candidate_window:
-                first.setdefault((a, b), (v, others[b]))
+            pair = a, b
+            links[pair] = links.get(pair, 0) + size
+            if k < window and pair not in first:
+                first[pair] = v, others[b]
     found: list[Candidate] = []
     for (a, b), (v, reader) in first.items():
         if m.settled(a, b):
@@ -124,6 +125,11 @@ def _record(m: Merger, c: Candidate, pair: Pair, no: No | None) -> None:
         v = pair.shared[0]
         inside = set(pair.b.items)
         reader = next(r for r in m.known.readers[v] if r in inside)
-    numbers: tuple[tuple[str, Number], ...] = (("saved", pair.saved),) if no is None else no.numbers
-    verdict, code = (Verdict.FUSED, FUSED) if no is None else (Verdict.REFUSED, no.code)
-    m.record(v, reader, verdict, code, numbers)
+    m.records[v, reader] = said(pair, no)
+
+
+def said(pair: Pair, no: No | None) -> Said:
+    """The words for a pair that was judged."""
+    if no is None:
+        return Said(Verdict.FUSED, FUSED, (("saved", pair.saved),))
+    return Said(Verdict.REFUSED, no.code, no.numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -81,10 +81,20 @@ class Partition:
         return f"<Partition {self.loops.name}>"
 
 
-def make_group(gid: int, members: tuple[Compute, ...], kind: Kind, anchor: Compute | None, live: set[Value]) -> Group:
-    """A Group with its reads and writes worked out; `live` = values used outside the group or graph outputs."""
+def make_group(
+    gid: int,
+    members: tuple[Compute, ...],
+    kind: Kind,
+    anchor: Compute | None,
+    live: set[Value],
+    reads_of: Callable[[Compute], Iterable[Value]] = lambda c: c.reads,
+) -> Group:
+    """A Group with its reads and writes worked out; `live` = values used outside the group or graph outputs.
+
+    reads_of: what a member reads, for callers that know.
+    """
     inside = {c.out for c in members}
-    reads = tuple(dict.fromkeys(v for c in members for v in c.reads if v not in inside))
+    reads = tuple(dict.fromkeys(v for c in members for v in reads_of(c) if v not in inside))
     writes = tuple(c.out for c in members if c.out in live)
     return Group(gid, members, kind, anchor, reads, writes)
 
