@@ -254,6 +254,7 @@ CODES: tuple[Code, ...] = (
     Code("UN_UNBOUND_DIM", "kernelize", "a run-time dimension cannot be read from the kernel's inputs"),
     # -- plan
     Code("UN_TEMPLATE", "plan", "no template runs this kernel"),
+    Code("INT_RUNTIME", "plan", "onnxruntime's integer kernel is faster than one made of pairs of numbers"),
     Code("GEMM_FORM", "plan", "not a contraction with an epilogue"),
     Code("GEMM_PRODUCT", "plan", "what is summed is no product of two factors"),
     Code("GEMM_COMBINE", "plan", "the reduction is no sum from zero"),

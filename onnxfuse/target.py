@@ -18,6 +18,7 @@ class Target:
     vector_bits   widest useful vector; vector_regs how many such registers
     l1, l2        bytes of data cache per core
     cores         how many are to be kept busy: work is split for them, results do not depend on it
+    byte_dots     there are instructions that sum products of signed bytes four at a time, and onnxruntime uses them
     peak, bw      FLOP/s (f32, one core) and bytes/s (memory, one core): for the cost model, rough
     """
 
@@ -30,6 +31,7 @@ class Target:
     l1: int = 32 * KIB
     l2: int = 512 * KIB
     cores: int = 8
+    byte_dots: bool = False
     peak: float = 1.0e11
     bw: float = 1.5e10
 
@@ -48,7 +50,7 @@ TARGETS: tuple[Target, ...] = (
     Target("x86-64-v2", _LINUX, "x86-64-v2", _V2, 128, 16, peak=2.5e10),
     Target("x86-64-v3", _LINUX, "x86-64-v3", _V3, 256, 16, peak=1.0e11),
     Target("x86-64-v4", _LINUX, "x86-64-v4", _V4, 512, 32, l2=1024 * KIB, peak=1.2e11),
-    Target("aarch64", "aarch64-unknown-linux-gnu", "generic", ("neon",), 128, 32, peak=5.0e10),
+    Target("aarch64", "aarch64-unknown-linux-gnu", "generic", ("neon",), 128, 32, byte_dots=True, peak=5.0e10),
 )
 
 
@@ -61,7 +63,8 @@ def by_name(name: str, host_features: frozenset[str] = frozenset()) -> Target:
         fitting = [t for t in TARGETS if t.triple == _LINUX and set(t.features) <= host_features]
         if not fitting:
             raise UsageError("E_TARGET", "this CPU is older than x86-64-v2", hint="use --target-cpu with another name")
-        return with_cores(fitting[-1], os.cpu_count() or fitting[-1].cores)
+        row = replace(fitting[-1], byte_dots="avxvnniint8" in host_features)
+        return with_cores(row, os.cpu_count() or row.cores)
     for t in TARGETS:
         if t.name == name:
             return t

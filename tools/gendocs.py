@@ -81,6 +81,8 @@ def _kept(op: Op) -> tuple[str, ...]:
 
 def _opsets(op: Op) -> str:
     later = [e.since for e in OPS[op.domain, op.name] if e.since > op.since]
+    if op.domain:
+        return f"of {op.domain}"
     first = max(op.since, 7, _schemas(op)[0].since_version)
     if not later:
         return f"{first}+"

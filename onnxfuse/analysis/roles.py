@@ -58,6 +58,20 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Lift:
+    """A factor that is written to memory before the product runs, as pairs of `element`s (pairs.py).
+
+    value     32-bit pairs: the shape of the source of `read` with dimension `dim`, along which they lie, halved
+    element   what a half holds; an expression over `read` and over scalars
+    """
+
+    value: Value
+    read: Load
+    element: Expr
+    dim: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Contraction:
     """A sum of products with known roles. `stores` are the epilogue; `result` is what it reads the sum through.
 
@@ -67,6 +81,7 @@ class Contraction:
     result   the Load of the Local, or None when `stores` use Acc themselves
     views    values that occur in the expressions and are another value with dimensions merged
     swapped  a was the second factor of the product
+    pairs    every element of a and b holds two neighbours in k (pairs.py), of which these factors must be lifted
     """
 
     batch: tuple[Axis, ...]
@@ -81,6 +96,7 @@ class Contraction:
     stores: tuple[Store, ...]
     views: Mapping[Value, View] = field(default_factory=dict)
     swapped: bool = False
+    pairs: tuple[Lift, ...] | None = None
 
     @property
     def depth(self) -> Dim:

@@ -8,6 +8,10 @@ them inside a kernel of ours, the operator runs in float again.
 So these stay: every node whose result reaches a quantiser, every operator that reads what a dequantiser made (views
 between them are looked through), and quantisers and dequantisers that have neighbours. What comes after, up to the
 outputs, is fused as in any other model.
+
+Not so the sums of products of signed bytes (MatMulInteger, QLinearConv ...): they are exact in any order, so ours have
+onnxruntime's bits, and what is computed exactly from them keeps these bits. They are compiled. Where a factor is
+unsigned onnxruntime has kernels that are as fast or faster.
 """
 
 from __future__ import annotations
@@ -17,13 +21,18 @@ from collections.abc import Iterable, Mapping
 import onnx
 
 from onnxfuse.errors import Refusal
+from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.graph import Foreign, Graph, Node, Value
-from onnxfuse.ir.op import Family
+from onnxfuse.ir.op import EXACT, Family
 
 UN_QUANTISED = "UN_QUANTISED"
 QUANTISERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
 DEQUANTISERS = frozenset({"DequantizeLinear"})
+_HALVES = frozenset({DType.F16, DType.BF16})  # onnxruntime drops some of their roundings
 _INT8_COMPUTE = 4  # accuracy_level of com.microsoft::MatMulNBits: the activations are quantised inside
+# Sums of products of 8-bit integers, and the places of their two factors.
+PRODUCTS = {"MatMulInteger": (0, 1), "ConvInteger": (0, 1), "QLinearMatMul": (0, 3), "QLinearConv": (0, 3)}
+_UNSIGNED = Refusal(UN_QUANTISED, "a factor is unsigned: onnxruntime's integer kernel is as fast or faster")
 _BEFORE = Refusal(UN_QUANTISED, "its result is quantised later: one rounding more or less could become a whole step")
 _BESIDE = Refusal(UN_QUANTISED, "onnxruntime joins it with the quantisers around it into an integer kernel")
 
@@ -37,13 +46,36 @@ def quantises(node: Node) -> bool:
 
 def quantised(graph: Graph) -> Mapping[Node, Refusal]:
     """See the module docstring."""
+    unsigned = {n: _UNSIGNED for n in graph.nodes if n.op.name in PRODUCTS and not _signed(n)}
     if not any(quantises(n) or n.op.name in DEQUANTISERS for n in graph.nodes):
-        return {}
+        return unsigned
     kept = dict.fromkeys(_with_neighbours(graph), _BESIDE)
     kept.update(dict.fromkeys(_after_dequantisers(graph), _BESIDE))
+    exact = set(_exact(graph))
     for node in _before_quantisers(graph):
-        kept.setdefault(node, _BEFORE)
-    return kept
+        if node not in exact:
+            kept.setdefault(node, _BEFORE)
+    return {**kept, **unsigned}
+
+
+def _signed(node: Node) -> bool:
+    """Both factors are signed bytes."""
+    factors = [node.inputs[k] for k in PRODUCTS[node.op.name] if k < len(node.inputs)]
+    return all(v is not None and v.type is not None and v.type.dtype is DType.I8 for v in factors)
+
+
+def _exact(graph: Graph) -> Iterable[Node]:
+    """Sums of products of signed bytes, and what is computed from them without a rounding that is not onnxruntime's."""
+    made: set[Value] = set()
+    for n in graph.nodes:
+        if n.op.name in PRODUCTS:
+            exact = _signed(n)
+        else:
+            exact = n.op.family is Family.POINTWISE and n.op.tol == EXACT and any(v in made for v in n.reads)
+            exact = exact and not any(v.type is None or v.type.dtype in _HALVES for v in (*n.reads, *n.results))
+        if exact:
+            made.update(n.results)
+            yield n
 
 
 def _with_neighbours(graph: Graph) -> Iterable[Node]:

@@ -4,7 +4,19 @@ In: nothing. Out: the table (`lookup`, `lower_node`, `expand`, ...). An op is on
 its family. Add an op: write the function in the fitting file, `pytest tests/ops -k MyOp`, regenerate the docs.
 """
 
-from onnxfuse.ops import attention, choice, composite, contract, opaque, pointwise, reduce, sample, view, window
+from onnxfuse.ops import (
+    attention,
+    choice,
+    composite,
+    contract,
+    opaque,
+    pointwise,
+    quantised,
+    reduce,
+    sample,
+    view,
+    window,
+)
 from onnxfuse.ops.table import OPS, entries, lookup
 
 __all__ = [
@@ -17,6 +29,7 @@ __all__ = [
     "lookup",
     "opaque",
     "pointwise",
+    "quantised",
     "reduce",
     "sample",
     "view",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.errors import Refusal, Unsupported
@@ -25,10 +25,21 @@ from onnxfuse.ops.dsl import (
 )
 from onnxfuse.ops.table import contract
 
+Element = Callable[[Expr, Sequence[Expr]], Expr]  # (element, its index in the factor) -> what is multiplied
+
+
+def _computed(e: Expr, _index: Sequence[Expr]) -> Expr:
+    return compute(e)
+
 
 @contract
 def MatMul(a, b):
     """Matrix product of the last two dimensions; leading ones broadcast; vectors as numpy does."""
+    return matrix_product(a, b)
+
+
+def matrix_product(a: Tensor, b: Tensor, left_of: Element = _computed, right_of: Element = _computed) -> Loops:
+    """The product of two tensors of matrices, as MatMul; every element goes through `left_of` or `right_of`."""
     if a.rank == 0 or b.rank == 0:
         raise Unsupported("UN_SHAPE_MISMATCH", "MatMul of a scalar")
     left, right = a.rank == 1, b.rank == 1
@@ -44,9 +55,9 @@ def MatMul(a, b):
         rest = list(i[nb:-1])
         m = None if left else rest.pop(0)
         n = None if right else rest.pop(0)
-        x = a[r] if m is None else a[(*broadcast_index(a.shape[:-2], outer, batch), m, r)]
-        y = b[r] if n is None else b[(*broadcast_index(b.shape[:-2], outer, batch), r, n)]
-        return compute(x) * compute(y)
+        x = (r,) if m is None else (*broadcast_index(a.shape[:-2], outer, batch), m, r)
+        y = (r,) if n is None else (*broadcast_index(b.shape[:-2], outer, batch), r, n)
+        return left_of(a[x], x) * right_of(b[y], y)
 
     names = [f"b{k}" for k in range(nb)] + ([] if left else ["m"]) + ([] if right else ["n"]) + ["k"]
     return Loops(shape, body, a.dtype, [k], acc=a.dtype.compute, names=names, needs=needs)
@@ -136,6 +147,24 @@ _SPACE = ("x",), ("y", "x"), ("z", "y", "x")
 @contract
 def Conv(x, w, b=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None):
     """Convolution over 1, 2 or 3 spatial dimensions, with groups; bias added after the sum."""
+    made = convolution(x, w, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
+    finish = None if b is None else (lambda acc, _n, f, *_: acc + compute(b[f]))
+    return replace(made, finish=finish, needs=(*made.needs, *equal_extents(*_biased(b, made.shape[1]))))
+
+
+def convolution(
+    x: Tensor,
+    w: Tensor,
+    data_of: Element = _computed,
+    weight_of: Element = _computed,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Loops:
+    """The sums of a convolution; every element goes through `data_of` or `weight_of`, what lies in the padding is 0."""
     n = x.rank - 2
     kernel = [_static(d, "kernel") for d in w.shape[2:]]
     if not 1 <= n <= 3:
@@ -151,18 +180,18 @@ def Conv(x, w, b=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_sha
         channel = c if group == 1 else (f // per_out) * per_group + c
         at = [simplify(pos[k] * stride[k] + taps[k] * dilation[k] - begin[k]) for k in range(n)]
         inside = _inside(at, x.shape[2:])
-        data = guarded(inside, lambda: compute(x[(bi, channel, *at)]), 0)
-        return data * compute(w[(f, c, *taps)])
+        place, tap = (bi, channel, *at), (f, c, *taps)
+        data = guarded(inside, lambda: data_of(x[place], place), 0)
+        return data * weight_of(w[tap], tap)
 
     names = ["n", "f", *_SPACE[n - 1], "c", *(f"k{s}" for s in _SPACE[n - 1])]
-    finish = None if b is None else (lambda acc, _n, f, *_: acc + compute(b[f]))
     reduce_ = [per_group, *kernel]
     shape = [x.shape[0], features, *over.counts]
-    needs = equal_extents((x.shape[1], per_group * group), *_biased(b, features))
-    return Loops(shape, body, x.dtype, reduce_, finish=finish, names=names, refusal=over.refusal, needs=needs)
+    needs = equal_extents((x.shape[1], per_group * group))
+    return Loops(shape, body, x.dtype, reduce_, names=names, refusal=over.refusal, needs=needs)
 
 
-def _biased(b: Tensor | None, features: int) -> list[tuple[Dim, Dim]]:
+def _biased(b: Tensor | None, features: Dim) -> list[tuple[Dim, Dim]]:
     return [] if b is None else [(b.shape[0], features)]
 
 

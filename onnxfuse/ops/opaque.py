@@ -5,8 +5,7 @@ from __future__ import annotations
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.types import Dim, TensorType, tensor
-from onnxfuse.ops.contract import Conv, MatMul
-from onnxfuse.ops.dsl import Tensor, axis_of
+from onnxfuse.ops.dsl import Tensor, axis_of, broadcast_shape
 from onnxfuse.ops.table import opaque, shaped
 
 _DATA = "the output shape or order depends on data"
@@ -17,7 +16,6 @@ _RANDOM = "random; must not be moved or merged"
 _CONTAINER = "not a dense tensor"
 _STRING = "strings stay with the runtime"
 _SCATTER = "writes through run-time indices"
-_QUANT = "integer kernels are not implemented yet; kept bit-exact by the runtime"
 _SIGNAL = "transforms stay with the runtime"
 _TODO = "no loop definition yet"
 _GATHER = "run-time indices are checked by the runtime"
@@ -248,81 +246,52 @@ def RandomUniformLike(x, *, dtype=None, high=1.0, low=0.0, seed=None):
     return _as(x, dtype)
 
 
-# --- quantised -------------------------------------------------------------------------------------------------------
-@shaped(_QUANT, since=10)
-def QuantizeLinear(x, y_scale, y_zero_point=None, *, axis=1, saturate=1, block_size=0, output_dtype=0, precision=0):
-    """To integers by scale and zero point."""
-    if output_dtype:
-        return _as(x, output_dtype)
-    return tensor(DType.U8 if y_zero_point is None else y_zero_point.dtype, x.shape)
+# --- quantised, of onnxruntime's own domain --------------------------------------------------------------------------
+_QUANT = "onnxruntime's rounding differs between processors"
+_MS = "com.microsoft"
 
 
-@shaped(_QUANT, since=10)
-def DequantizeLinear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, output_dtype=0):
-    """From integers by scale and zero point."""
-    return _as(x, output_dtype) if output_dtype else tensor(x_scale.dtype, x.shape)
+def _broadcast(a: Tensor, b: Tensor) -> TensorType:
+    return tensor(a.dtype, broadcast_shape(a.shape, b.shape))
 
 
-@shaped(_QUANT, since=11)
-def DynamicQuantizeLinear(x):
-    """To u8 by the range of the data."""
-    return [tensor(DType.U8, x.shape), tensor(DType.F32, []), tensor(DType.U8, [])]
+@shaped(_QUANT, domain=_MS)
+def QLinearAdd(a, a_scale, a_zero_point, b, b_scale, b_zero_point, c_scale, c_zero_point=None):
+    """Sum of quantised numbers."""
+    return _broadcast(a, b)
 
 
-def _product(a: Tensor, b: Tensor, dtype: DType) -> TensorType:
-    return tensor(dtype, MatMul(a, b).shape)
+@shaped(_QUANT, domain=_MS)
+def QLinearMul(a, a_scale, a_zero_point, b, b_scale, b_zero_point, c_scale, c_zero_point=None):
+    """Product of quantised numbers, element by element."""
+    return _broadcast(a, b)
 
 
-@shaped(_QUANT, since=10)
-def MatMulInteger(a, b, a_zero_point=None, b_zero_point=None):
-    """Integer matrix product."""
-    return _product(a, b, DType.I32)
+@shaped(_QUANT, domain=_MS)
+def QLinearSigmoid(x, x_scale, x_zero_point, y_scale, y_zero_point=None):
+    """Sigmoid by a table."""
+    return _as(x)
 
 
-@shaped(_QUANT, since=10)
-def QLinearMatMul(a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point):
-    """Quantised matrix product."""
-    return _product(a, b, y_zero_point.dtype)
+@shaped(_QUANT, domain=_MS)
+def QLinearLeakyRelu(x, x_scale, x_zero_point, y_scale, y_zero_point=None, *, alpha=0.01):
+    """LeakyRelu by a table."""
+    return _as(x)
 
 
-@shaped(_QUANT, since=10)
-def ConvInteger(
-    x,
-    w,
-    x_zero_point=None,
-    w_zero_point=None,
-    *,
-    auto_pad="NOTSET",
-    dilations=None,
-    group=1,
-    kernel_shape=None,
-    pads=None,
-    strides=None,
-):
-    """Integer convolution."""
-    like = Conv(x, w, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
-    return tensor(DType.I32, like.shape)
+@shaped(_QUANT, domain=_MS)
+def QLinearGlobalAveragePool(x, x_scale, x_zero_point, y_scale, y_zero_point, *, channels_last=0):
+    """Mean over all spatial dimensions."""
+    ones = [1] * (x.rank - 2)
+    shape = [x.shape[0], *ones, x.shape[-1]] if channels_last else [x.shape[0], x.shape[1], *ones]
+    return tensor(x.dtype, shape)
 
 
-@shaped(_QUANT, since=10)
-def QLinearConv(
-    x,
-    x_scale,
-    x_zero_point,
-    w,
-    w_scale,
-    w_zero_point,
-    y_scale,
-    y_zero_point,
-    b=None,
-    *,
-    auto_pad="NOTSET",
-    dilations=None,
-    group=1,
-    kernel_shape=None,
-    pads=None,
-    strides=None,
-):
-    """Quantised convolution."""
-    like = Conv(x, w, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
-    return tensor(y_zero_point.dtype, like.shape)
+@shaped(_QUANT, domain=_MS)
+def QGemm(
+    a, a_scale, a_zero_point, b, b_scale, b_zero_point, c=None, y_scale=None, y_zero_point=None, *,
+    alpha=1.0, transA=0, transB=0,  # noqa: N803
+):  # fmt: skip
+    """Matrix product of quantised numbers; to floats without a scale of the result."""
+    dtype = DType.F32 if y_scale is None else a.dtype if y_zero_point is None else y_zero_point.dtype
+    return tensor(dtype, [a.shape[1] if transA else a.shape[0], b.shape[0] if transB else b.shape[1]])

@@ -153,14 +153,16 @@ def opaque(name: str, reason: str, *, since: int = 1, domain: str = "") -> None:
     _register(None, Family.OPAQUE, name, since, reason=reason, domain=domain)
 
 
-def shaped(reason: str, *, since: int = 1, name: str | None = None) -> Callable[[Callable[..., Any]], OpFn]:
+def shaped(
+    reason: str, *, since: int = 1, name: str | None = None, domain: str = ""
+) -> Callable[[Callable[..., Any]], OpFn]:
     """Register an op that is never fused, but whose result types are known: fn(X, ..., *, attrs) -> TensorType(s).
 
     Shapes behind it then stay expressions over the inputs' dimensions. `fn` raises Unsupported where it cannot tell.
     """
 
     def wrap(f: Callable[..., Any]) -> OpFn:
-        return _register(f, Family.OPAQUE, name or f.__name__, since, reason=reason)
+        return _register(f, Family.OPAQUE, name or f.__name__, since, reason=reason, domain=domain)
 
     return wrap
 

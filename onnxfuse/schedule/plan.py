@@ -12,6 +12,7 @@ from collections.abc import Collection
 from onnxfuse.errors import SLIPS, Refusal, slip
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Kernels, Plan, Plans, Schedule, Template
+from onnxfuse.schedule.integers import left_to_runtime
 from onnxfuse.schedule.variants import equal_extents
 from onnxfuse.target import Target
 from onnxfuse.templates import GENERAL, TEMPLATES
@@ -44,6 +45,9 @@ def plan_kernel(kernel: Kernel, target: Target, skip: Collection[str] = ()) -> P
     best: tuple[Schedule, Template] | None = None
     reason = Refusal("UN_TEMPLATE", "no template")
     variant = equal_extents(kernel)
+    left = left_to_runtime(variant, target)
+    if left is not None:
+        return left
     for template in (t for t in TEMPLATES if t.name not in skip):
         found = template.propose(variant, target)
         if isinstance(found, Refusal):

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from onnxfuse.analysis.pairs import in_pairs
 from onnxfuse.analysis.roles import Contraction, roles
 from onnxfuse.codegen.build import Builder
 from onnxfuse.errors import Refusal
@@ -35,9 +36,10 @@ from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import epilogue_cost, expected, points, pointwise_seconds
-from onnxfuse.templates.gemm_blocks import TASK_WORK, emit_share, emit_tasks, shares
+from onnxfuse.templates.gemm_blocks import TASK_WORK, emit_share, emit_tasks, lifted_area, shares, split
 from onnxfuse.templates.gemm_const import pack_constants
 from onnxfuse.templates.gemm_design import Access, Design, design
+from onnxfuse.templates.gemm_lift import emit_lift
 from onnxfuse.templates.gemm_loops import emit_run, emit_tiles
 from onnxfuse.templates.gemm_operands import emit_block_b
 
@@ -53,7 +55,7 @@ class Gemm:
 
     def propose(self, kernel: Kernel, target: Target) -> Sequence[Schedule] | Refusal:
         """One schedule, or why the kernel is not a matrix product worth blocking."""
-        c = roles(kernel)
+        c = contraction(kernel)
         if isinstance(c, Refusal):
             return c
         refusal = _unfit(c)
@@ -78,7 +80,7 @@ class Gemm:
 
     def emit(self, build: Builder, kernel: Kernel, schedule: Schedule, target: Target) -> Emitted:
         """Write the functions of the kernel ABI."""
-        c = roles(kernel)
+        c = contraction(kernel)
         assert isinstance(c, Contraction), c
         d = design(c, kernel, target)
         if schedule.tile:
@@ -91,15 +93,24 @@ class Gemm:
         if packs:
             pack_constants(build, kernel, [d])
         main = 0
+        if c.pairs:
+            emit_lift(build, kernel, c, main, lambda env, at: lifted_area(build, split(build, env, d), d, at))
+            main += 1
         if block is not None and d.packs_b and d.shared is not False:
-            emit_share(build, kernel, d, block)
-            main = 1
+            emit_share(build, kernel, d, block, main)
+            main += 1
         emit_tasks(build, kernel, d, main)
         emit_run(build, kernel, d, main, tiles, block)
         return Emitted(phases=main + 1, packs=packs)
 
 
 GEMM = Gemm()
+
+
+def contraction(kernel: Kernel) -> Contraction | Refusal:
+    """The roles of the kernel's axes; products of small integers in pairs."""
+    c = roles(kernel)
+    return c if isinstance(c, Refusal) else in_pairs(c, kernel.consts) or c
 
 
 def _unfit(c: Contraction) -> Refusal | None:
@@ -124,7 +135,7 @@ def _cost(d: Design, target: Target) -> float:
     c = d.c
     m, n, k = expected(c.rows.extent), expected(c.cols.extent), expected(c.depth)
     batch = points(c.batch)
-    rate = target.peak * 0.8 * (4 / c.acc.bytes if c.acc.is_float else 0.5)
+    rate = target.peak * 0.8 * (4 / c.acc.bytes if c.acc.is_float or c.pairs is not None else 0.5)
     efficiency = min(1.0, (m + 1) / 4) * min(1.0, n / 16) if not d.is_thin(int(n)) else 0.5
     arithmetic = 2 * batch * m * n * k / (rate * efficiency)
     packed = (m * k if d.a in (Access.ROWS, Access.COLUMNS) else 0) + (k * n if d.packs_b else 0)

@@ -1,6 +1,7 @@
 """The split of a contraction into blocks, units and tasks, computed at run time from the dimensions.
 
-Phase 0, where there is one, packs the blocks of b that several units of the main phase read.
+The phase before the main one, where there is one, packs the blocks of b that several units of the main phase read;
+lifted factors (gemm_lift.py) are written before that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from onnxfuse.codegen.scalar_expr import Env, emit_dim, open_kernel
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.templates.gemm_cut import SHARERS, Product, cut
 from onnxfuse.templates.gemm_design import Access, Design
+from onnxfuse.templates.gemm_lift import lifted_bytes
 
 TASK_WORK = 1 << 19  # products worth a task: about 10 us
 MAX_TASKS = 16  # bounds the scratch: each task has its own slice
@@ -144,6 +146,11 @@ def shared_area(build: Builder, s: Split, d: Design, scratch: Reg) -> Reg:
     return build.offset(scratch, build.mul(s.tasks, d.slice_bytes // d.c.acc.bytes), d.typ)
 
 
+def lifted_area(build: Builder, s: Split, d: Design, scratch: Reg) -> Reg:
+    """The lifted factors lie behind the shared blocks."""
+    return build.offset(shared_area(build, s, d, scratch), build.mul(_shared_blocks(build, s), d.block_size), d.typ)
+
+
 def emit_tasks(build: Builder, kernel: Kernel, d: Design, phase: int) -> None:
     """Write K.tasks of the main phase and K.scratch."""
     with build.function(f"tasks.{phase}", I64, [PTR]) as fn:
@@ -153,22 +160,23 @@ def emit_tasks(build: Builder, kernel: Kernel, d: Design, phase: int) -> None:
         env = open_kernel(build, kernel, fn.args[0], None)
         s = split(build, env, d)
         own = build.mul(s.tasks, d.slice_bytes)
-        build.ret(build.add(own, build.mul(_shared_blocks(build, s), d.block_size * d.c.acc.bytes)))
+        shared = build.mul(_shared_blocks(build, s), d.block_size * d.c.acc.bytes)
+        build.ret(build.add(build.add(own, shared), lifted_bytes(build, env, d.c)))
 
 
-def emit_share(build: Builder, kernel: Kernel, d: Design, block: Function) -> None:
-    """Phase 0: pack the blocks of b that several units of phase 1 read."""
-    with build.function("tasks.0", I64, [PTR]) as fn:
+def emit_share(build: Builder, kernel: Kernel, d: Design, block: Function, phase: int) -> None:
+    """A phase of its own: pack the blocks of b that several units of the main phase read."""
+    with build.function(f"tasks.{phase}", I64, [PTR]) as fn:
         env = open_kernel(build, kernel, fn.args[0], None)
         build.ret(build.imin(_shared_blocks(build, split(build, env, d)), 2 * SPREAD))
-    with build.function("run.0", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
+    with build.function(f"run.{phase}", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
         env_ptr, bufs, _, scratch, task = fn.args
         s = split(build, open_kernel(build, kernel, env_ptr, None), d)
         blocks = build.mul(s.points, s.kblocks)
         tasks = build.imax(build.imin(blocks, 2 * SPREAD), 1)
         first = build.udiv(build.mul(task, blocks), tasks)
         last = build.udiv(build.mul(build.add(task, 1), blocks), tasks)
-        area = shared_area(build, s, d, scratch)
+        area, lifted = shared_area(build, s, d, scratch), lifted_area(build, s, d, scratch)
         with build.loop(first, last, name="block") as q:
             at = build.udiv(q, s.kblocks)
             n0 = build.mul(build.umod(at, s.nblocks), s.nc)
@@ -177,4 +185,4 @@ def emit_share(build: Builder, kernel: Kernel, d: Design, block: Function) -> No
             kc = build.imax(build.imin(build.sub(s.k, k0), s.kc), 0)
             dst = build.offset(area, build.mul(q, d.block_size), d.typ)
             args = (build.udiv(at, s.nblocks), n0, n1, k0, kc)
-            build.ir.call(block, [env_ptr, bufs, *(build.i64(x) for x in args), dst])
+            build.ir.call(block, [env_ptr, bufs, lifted, *(build.i64(x) for x in args), dst])

@@ -145,7 +145,7 @@ class Design:
 
 def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     """The design for a contraction; sizes follow from the target and how the operands are read."""
-    tile = tile_for(target, c.acc, c.rows.extent, c.cols.extent)
+    tile = replace(tile_for(target, c.acc, c.rows.extent, c.cols.extent), pairs=c.pairs is not None)
     a, b = _access_a(c, kernel), _access_b(c, kernel)
     if b is Access.TRANSPOSE and a is Access.DIRECT and _few(c.rows.extent) and tile.lanes > 1:
         b, tile = Access.DOT, replace(tile, nv=1)

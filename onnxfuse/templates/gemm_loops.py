@@ -9,10 +9,11 @@ from dataclasses import replace
 from onnxfuse.codegen.build import I1, I8, I64, PTR, VOID, Builder, Function, Index, Reg
 from onnxfuse.codegen.scalar_expr import Env, open_kernel
 from onnxfuse.ir.kernel import Kernel
-from onnxfuse.templates.gemm_blocks import Split, shared_area, split
+from onnxfuse.templates.gemm_blocks import Split, lifted_area, shared_area, split
 from onnxfuse.templates.gemm_const import const_base, packed_bytes, with_views
 from onnxfuse.templates.gemm_design import FEW_ROWS, Access, Design
 from onnxfuse.templates.gemm_epilogue import epilogue, finish_tile, short, touch_tile
+from onnxfuse.templates.gemm_lift import with_lifts
 from onnxfuse.templates.gemm_operands import Matrix, Unit, a_block, a_tile, b_block, b_panel, pack_panel, panel_reader
 from onnxfuse.templates.microkernel import (
     Operands,
@@ -76,15 +77,19 @@ def emit_run(build: Builder, kernel: Kernel, d: Design, phase: int, tiles: Tiles
         env_ptr, bufs, packed, scratch, task = fn.args
         env = with_views(open_kernel(build, kernel, env_ptr, bufs), d.c)
         s = split(build, env, d)
+        lifted = lifted_area(build, s, d, scratch)
+        env = with_lifts(build, env, d.c, lifted)
         home = build.alloca(d.typ, d.tile.mr * d.tile.nr) if d.single else None
         first = build.udiv(build.mul(task, s.units), s.tasks)
         last = build.udiv(build.mul(build.add(task, 1), s.units), s.tasks)
         with build.loop(first, last, name="unit") as unit:
-            u = _open_unit(build, env, d, s, unit, (env_ptr, bufs, packed, scratch, task))
+            u = _open_unit(build, env, d, s, unit, (env_ptr, bufs, packed, scratch, task), lifted)
             run_unit(build, u, d, tiles, home, block)
 
 
-def _open_unit(build: Builder, env: Env, d: Design, s: Split, unit: Reg, args: tuple[Reg, Reg, Reg, Reg, Reg]) -> Unit:
+def _open_unit(
+    build: Builder, env: Env, d: Design, s: Split, unit: Reg, args: tuple[Reg, Reg, Reg, Reg, Reg], lifted: Reg
+) -> Unit:
     env_ptr, bufs, packed, scratch, task = args
     c = d.c
     column = build.udiv(unit, s.mblocks)
@@ -112,6 +117,7 @@ def _open_unit(build: Builder, env: Env, d: Design, s: Split, unit: Reg, args: t
         column=column,
         env_ptr=env_ptr,
         bufs=bufs,
+        lifted=lifted,
     )
 
 

@@ -15,6 +15,7 @@ from onnxfuse.ir.loops import Axis
 from onnxfuse.templates.gemm_blocks import Split
 from onnxfuse.templates.gemm_const import with_views
 from onnxfuse.templates.gemm_design import Access, Design
+from onnxfuse.templates.gemm_lift import with_lifts
 from onnxfuse.templates.packing import Line, decode, flat_of, pack_block, pack_taps, pack_transposed
 
 
@@ -47,6 +48,7 @@ class Unit:
     column: Index  # batch point and block of columns
     env_ptr: Reg
     bufs: Reg
+    lifted: Reg
 
 
 def _in_place(build: Builder, env: Env, e: Load, own: Axis | None, k: Axis) -> Matrix:
@@ -76,14 +78,14 @@ def _own(c: Contraction, which: str) -> tuple[Axis, ...]:
 
 
 def emit_block_b(build: Builder, kernel: Kernel, d: Design) -> Function:
-    """K.block(env, bufs, batch point, n0, n1, k0, kc, dst): evaluate one block of b into rows of columns."""
+    """K.block(env, bufs, lifted, batch point, n0, n1, k0, kc, dst): evaluate one block of b into rows of columns."""
     c = d.c
-    with build.function("block", VOID, [PTR, PTR, I64, I64, I64, I64, I64, PTR]) as fn:
+    with build.function("block", VOID, [PTR, PTR, PTR, I64, I64, I64, I64, I64, PTR]) as fn:
         fn.linkage = "internal"
         if d.b is Access.PANEL:
             fn.attributes.add("noinline")  # its masks would take registers in the loop over tiles
-        env_ptr, bufs, point, n0, n1, k0, kc, dst = fn.args
-        env = with_views(open_kernel(build, kernel, env_ptr, bufs), c)
+        env_ptr, bufs, lifted, point, n0, n1, k0, kc, dst = fn.args
+        env = with_lifts(build, with_views(open_kernel(build, kernel, env_ptr, bufs), c), c, lifted)
         place = env.at(decode(build, env, c.batch, point))
         count = build.sub(n1, n0)
         if d.b is Access.TRANSPOSE:
@@ -139,7 +141,7 @@ def b_block(build: Builder, u: Unit, d: Design, kb: Index, k0: Index, kc: Index,
     there = build.offset(u.shared, build.mul(number, d.block_size), d.typ)
     if d.shared:
         return Matrix(there, 1, d.b_row)
-    args = [u.env_ptr, u.bufs, *(build.i64(x) for x in (u.point, u.n0, u.n1, k0, kc)), u.scratch_b]
+    args = [u.env_ptr, u.bufs, u.lifted, *(build.i64(x) for x in (u.point, u.n0, u.n1, k0, kc)), u.scratch_b]
     if d.shared is False:
         build.ir.call(block, args)
         return Matrix(u.scratch_b, 1, d.b_row)
@@ -182,9 +184,8 @@ def b_panel(
 def pack_panel(build: Builder, u: Unit, block: Function, col: tuple[Index, Index], depth: tuple[Index, Index]) -> None:
     """One panel of b into scratch, of any width."""
     j, cols = col
-    build.ir.call(
-        block, [u.env_ptr, u.bufs, *(build.i64(x) for x in (u.point, j, build.add(j, cols), *depth)), u.scratch_b]
-    )
+    place = (u.point, j, build.add(j, cols), *depth)
+    build.ir.call(block, [u.env_ptr, u.bufs, u.lifted, *(build.i64(x) for x in place), u.scratch_b])
 
 
 def panel_reader(build: Builder, u: Unit, d: Design, j: Index, k0: Index) -> Callable[[Index], list[Reg]]:

@@ -27,12 +27,16 @@ CHAINS = 8  # multiply-adds in flight that keep the units busy
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Shape of the register tile: `mr` rows of `nv` vectors of `lanes` elements."""
+    """Shape of the register tile: `mr` rows of `nv` vectors of `lanes` elements.
+
+    pairs: an element of an operand is two 16-bit integers, whose products are added into one 32-bit sum.
+    """
 
     mr: int
     nv: int
     lanes: int
     dtype: DType
+    pairs: bool = False
 
     @property
     def nr(self) -> int:
@@ -139,7 +143,7 @@ def accumulate(
         out = []
         for i in range(mr):
             xs = build.splat(build.load(build.offset(column, build.mul(i, a_row), typ), typ), tile.lanes)
-            out += [_multiply_add(build, tile.dtype, xs, bs[j], acc[i * nv + j]) for j in range(nv)]
+            out += [_multiply_add(build, tile, xs, bs[j], acc[i * nv + j]) for j in range(nv)]
         return out
 
     sets = _sets(mr * nv, unroll)
@@ -234,7 +238,7 @@ def dot_kernel(build: Builder, tile: Tile) -> Function:
                 return loaded[name, row]
 
             pairs = [(get("a", a, i, a_row), get("b", b, j, b_stride)) for i, j in places]
-            return [_multiply_add(build, tile.dtype, x, y, t) for (x, y), t in zip(pairs, acc, strict=True)]
+            return [_multiply_add(build, tile, x, y, t) for (x, y), t in zip(pairs, acc, strict=True)]
 
         whole = build.mul(build.udiv(kc, lanes), lanes)
         rest = build.i64(build.sub(kc, whole))
@@ -276,9 +280,11 @@ def _total(build: Builder, dtype: DType, parts: list[Reg]) -> Reg:
     return parts[0]
 
 
-def _multiply_add(build: Builder, dtype: DType, a: Reg, b: Reg, c: Reg) -> Reg:
-    if dtype.is_float:
+def _multiply_add(build: Builder, tile: Tile, a: Reg, b: Reg, c: Reg) -> Reg:
+    if tile.dtype.is_float:
         return build.fma(a, b, c)
+    if tile.pairs:
+        return build.ir.add(build.pair_products(a, b), c)
     return build.ir.add(build.ir.mul(a, b), c)
 
 

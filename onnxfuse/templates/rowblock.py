@@ -349,6 +349,7 @@ def _product(
             column=nb,
             env_ptr=p.env_ptr,
             bufs=p.bufs,
+            lifted=own,  # nothing is
         )
         run_unit(build, u, d, x.tiles, homes[k], x.block)
 

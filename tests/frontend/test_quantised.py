@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.numpy_helper
 import onnx.parser
 import onnxruntime as ort
 import pytest
@@ -99,6 +100,87 @@ def test_every_bit_before_the_steps_is_kept(op, tmp_path):
         strict=True,
     ):
         np.testing.assert_array_equal(a, b)
+
+
+DYNAMIC = """g (float[N,64] x, int8[N,64] a) => (uint8[N,32] y, float t, uint8 z) {{
+    p = MatMulInteger(a, w{zeros})
+    c = Cast<to = 1>(p)
+    m = Mul(c, s)
+    b = Add(m, bias)
+    y, t, z = DynamicQuantizeLinear(b)
+}}"""
+
+
+def with_weights(text: str, *weights: tuple[str, np.ndarray]) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(HEAD + text)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, name) for name, w in weights)
+    return model
+
+
+def same_bits(model: onnx.ModelProto, feeds: dict[str, np.ndarray], tmp_path) -> set[str]:
+    """The optimized model gives the original's bits; what its kernels hold."""
+    bundle = onnxfuse.optimize(model)
+    bundle.save(tmp_path / "o.onnx")
+    plain = ort.SessionOptions()
+    plain.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    want = ort.InferenceSession(model.SerializeToString(), plain).run(None, feeds)
+    for a, b in zip(want, onnxfuse.InferenceSession(str(tmp_path / "o.onnx")).run(None, feeds), strict=True):
+        np.testing.assert_array_equal(a, b)
+    found = inspect(bundle.partition, bundle.plans)
+    return {m.op for g in found.groups for m in g.members}
+
+
+def test_products_of_signed_bytes_before_a_quantiser_are_compiled_with_what_is_exact(tmp_path):
+    rng = np.random.default_rng(0)
+    weights = [("w", rng.integers(-128, 128, (64, 32), np.int8)), ("s", np.float32(0.013)),
+               ("bias", rng.standard_normal(32, np.float32))]  # fmt: skip
+    feeds = {"a": rng.integers(-128, 128, (50, 64), np.int8), "x": np.zeros((50, 64), np.float32)}
+    model = with_weights(DYNAMIC.format(zeros=""), *weights)
+    assert same_bits(model, feeds, tmp_path) == {"MatMulInteger", "Cast", "Mul", "Add"}
+    model = with_weights(DYNAMIC.format(zeros=", za, zb"), *weights, ("za", np.array(-7, np.int8)),
+                         ("zb", rng.integers(-9, 9, 32, np.int8)))  # fmt: skip
+    assert same_bits(model, feeds, tmp_path) == {"MatMulInteger", "Cast", "Mul", "Add"}
+
+
+def test_products_of_unsigned_bytes_stay():
+    found = fates("""g (uint8[N,64] a, uint8[64,32] w) => (float[N,32] y) {
+        p = MatMulInteger(a, w)
+        c = Cast<to = 1>(p)
+        y = Exp(c)
+    }""")
+    assert found == {"MatMulInteger": "UN_QUANTISED", "Cast": "compiled", "Exp": "compiled"}
+
+
+@pytest.mark.parametrize("channels", [8, 9])
+def test_convolutions_of_signed_bytes_have_onnxruntimes_bits(channels, tmp_path):
+    rng = np.random.default_rng(1)
+    parts = [
+        ("w", rng.integers(-128, 128, (24, channels, 3, 3), np.int8)),
+        ("v", rng.integers(-128, 128, (16, 24, 1, 1), np.int8)),
+        ("sw", rng.uniform(0.001, 0.01, 24).astype(np.float32)),
+        ("zw", np.zeros(24, np.int8)),
+        ("b", rng.integers(-5000, 5000, 24, np.int32)),
+        ("s", np.float32(0.05)),
+        ("z", np.array(3, np.int8)),
+        ("nil", np.array(0, np.int8)),
+    ]
+    model = with_weights(
+        f"""g (int8[N,{channels},13,11] x) => (int8[N,16,13,11] y) {{
+            h = QLinearConv<pads = [1, 1, 1, 1]>(x, s, z, w, sw, zw, s, z, b)
+            y = QLinearConv(h, s, z, v, s, nil, s, nil)
+        }}""",
+        *parts,
+    )
+    feeds = {"x": rng.integers(-128, 128, (2, channels, 13, 11), np.int8)}
+    assert same_bits(model, feeds, tmp_path) == {"QLinearConv"}
+
+
+def test_a_depthwise_convolution_of_bytes_stays():
+    found = fates("""g (int8[1,16,9,9] x, int8[16,1,3,3] w) => (float[1,16,7,7] y) {
+        p = ConvInteger<group = 16>(x, w)
+        y = Cast<to = 1>(p)
+    }""")
+    assert found == {"ConvInteger": "INT_RUNTIME", "Cast": "INT_RUNTIME"}
 
 
 def test_a_model_without_quantisers_is_not_looked_at():

@@ -13,6 +13,7 @@ from onnx import helper
 from onnxfuse.errors import Refusal, UsageError
 from onnxfuse.frontend.atomize import atomize
 from onnxfuse.frontend.lower import lower
+from onnxfuse.frontend.quantised import UN_QUANTISED
 from onnxfuse.frontend.shapes import Typed, infer_types
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Sym, sym, syms_of
@@ -164,7 +165,7 @@ def by_table(op: Op, sample: Sample, opset: int, dims: str = "static") -> Ours:
     known = _known(typed, syms)
     if known is not None:
         return Ours(dtypes, shapes, static, known, None)
-    loops = lower(atomize(typed))
+    loops = lower(replace(made := atomize(typed), refusals=_of_the_table(made.refusals)))
     opaque = [i for i in loops.items if isinstance(i, Opaque) and i.refusal.code != "UN_SHAPE"]
     if opaque:
         return Ours(dtypes, shapes, static, None, opaque[0].refusal)
@@ -172,6 +173,11 @@ def by_table(op: Op, sample: Sample, opset: int, dims: str = "static") -> Ours:
     loops = replace(loops, items=tuple(i for i in loops.items if isinstance(i, Compute)))
     results = run_loops(loops, {k: a for k, a in arrays.items() if k in {v.name for v in loops.inputs}}, host)
     return Ours(dtypes, shapes, static, [results[v.name] for v in loops.outputs], None)
+
+
+def _of_the_table(refusals: Mapping[Node, Refusal]) -> dict[Node, Refusal]:
+    """What the table refuses, without what onnxruntime does better."""
+    return {n: r for n, r in refusals.items() if r.code != UN_QUANTISED}
 
 
 def _open(shape: tuple, syms: Mapping[Sym, int]) -> bool:

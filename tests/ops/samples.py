@@ -1275,42 +1275,133 @@ def _randomlike(op, opset):
     yield sample(rand((2, 3)), may=opset >= 22, dtype=DType.F64.onnx)
 
 
+def _steps(seed: str, shape=(3, 4), dtype: np.dtype = F32) -> np.ndarray:
+    """Values of which many lie exactly between two steps of 0.25, and some beyond the last step."""
+    return (rand(shape, I32, seed, -500, 500) * np.float32(0.125)).astype(dtype)
+
+
 @rows("QuantizeLinear")
 def _quantize(op, opset):
-    yield sample(rand((2, 3)), np.float32(0.1), may=opset >= 28)
-    yield sample(rand((2, 3)), np.float32(0.1), np.int8(3), may=opset >= 28)
+    may = opset >= 28
+    yield sample(rand((2, 3)), np.float32(0.1), may=may)
+    awkward = np.array([np.inf, -np.inf, 1e30, -1e30, 0.0, -0.0, 0.125, 0.375, -0.125, -0.375], np.float32)
+    for dtype in (U8, I8, U16, I16):
+        wide = dtype.itemsize > 1
+        if wide and opset < 21:
+            continue
+        yield sample(_steps("x"), np.float32(0.25), np.array(3, dtype), may=may)
+        yield sample(awkward, np.float32(0.25), np.array(5, dtype), may=may)
+        if opset >= 13:
+            yield sample(_steps("a"), rand((4,), F32, "s", 0.1, 2), rand((4,), dtype, "z"), may=may)
+            yield sample(_steps("a"), rand((3,), F32, "s", 0.1, 2), rand((3,), dtype, "z"), may=may, axis=0)
+        if opset >= 21:
+            parts = rand((2, 4), F32, "s", 0.1, 2), rand((2, 4), dtype, "z")
+            yield sample(_steps("b"), *parts, may=may, axis=0, block_size=2)
+    if opset >= 21:
+        yield sample(_steps("x"), np.float32(0.25), may=may, output_dtype=DType.I8.onnx)
+    for dtype in (F64, F16, BF16, I32):
+        yield sample(rand((2, 3), dtype), np.array(1, dtype if opset >= 19 else F32), np.int8(3), may=True)
 
 
 @rows("DequantizeLinear")
 def _dequantize(op, opset):
-    yield sample(rand((2, 3), I8), np.float32(0.1), may=opset >= 28)
-    yield sample(rand((2, 3), I8), np.float32(0.1), np.int8(3), may=opset >= 28)
+    may = opset >= 28
+    yield sample(rand((2, 3), I8), np.float32(0.1), may=may)
+    for dtype in (U8, I8, U16, I16, I32):
+        if dtype in (U16, I16) and opset < 21:
+            continue
+        x = rand((3, 4), dtype, "x", -100, 100)
+        zero = np.array(0 if dtype == I32 else 3, dtype)
+        yield sample(x, np.float32(0.1), zero, may=may)
+        if opset < 13:
+            continue
+        zeros = rand((12,), dtype, "z") * (dtype != I32)  # i32 has none
+        yield sample(x, rand((4,), F32, "s", 0.1, 2), zeros[:4], may=may)
+        yield sample(x, rand((3,), F32, "s", 0.1, 2), zeros[:3], may=may, axis=-2)
+        if opset >= 21:
+            yield sample(x, rand((3, 2), F32, "s", 0.1, 2), zeros[:6].reshape(3, 2), may=may, axis=1, block_size=2)
+    yield sample(np.array([2**31 - 1, -(2**31), 2**24 + 1], I32), np.float32(0.3), may=may)
+    for dtype in (F64, F16, BF16):
+        yield sample(rand((2, 3), I8), np.array(1, dtype), np.int8(3), may=True)
 
 
 @rows("DynamicQuantizeLinear")
 def _dynamicquantize(op, opset):
     yield sample(rand((2, 3)), outputs=3)
+    for lo, hi in ((0, 5), (-5, 0), (2, 5), (-5, -2), (-1e-3, 7), (0, 0)):
+        yield sample(rand((5, 7), F32, "x", lo, hi), outputs=3)
+    yield sample(rand((), F32), outputs=3)
+    yield sample(_steps("x", (17,)), outputs=3)
+
+
+def _eight_bits() -> Iterator[tuple[np.dtype, np.dtype]]:
+    """Types of data and weights. u8 x s8 stays small: onnxruntime's sums of large ones saturate on some processors."""
+    yield from ((U8, U8), (I8, I8), (U8, I8))
 
 
 @rows("MatMulInteger")
 def _matmulinteger(op, opset):
     yield sample(rand((2, 3), U8), rand((3, 4), U8))
     yield sample(rand((5, 2, 3), U8), rand((3, 4), U8), np.uint8(1), np.uint8(2))
+    for a, b in _eight_bits():
+        most = 120 if b == U8 or a == I8 else 60
+        left, right = rand((5, 2, 9), a, "a", -most, most), rand((9, 4), b, "b", -most, most)
+        yield sample(left, right, rand((), a, "z"), rand((), b, "z"))
+        yield sample(left, right, rand((1,), a, "z"), rand((4,), b, "z", -9, 9))
+    yield sample(rand((5, 2, 3), U8), rand((5, 3, 4), U8), np.uint8(1), rand((5, 1, 4), U8, "z"))
 
 
 @rows("QLinearMatMul")
 def _qlinearmatmul(op, opset):
     s, z = np.float32(0.1), np.uint8(3)
     yield sample(rand((2, 3), U8), s, z, rand((3, 4), U8), s, z, s, z)
+    for a, b in _eight_bits():
+        left, right = rand((5, 2, 9), a, "a", -60, 60), rand((9, 4), b, "b", -60, 60)
+        za, zb = rand((), a, "z"), rand((4,), b, "z", -9, 9)
+        yield sample(left, s, za, right, np.float32(0.03), b.type(1), np.float32(0.7), za)
+        yield sample(left, s, za, right, rand((4,), F32, "s", 0.01, 0.3), zb, np.float32(0.7), za)
 
 
 @rows("ConvInteger")
 def _convinteger(op, opset):
     yield sample(rand((1, 2, 5, 6), U8), rand((3, 2, 3, 3), U8), const=[1])
     yield sample(rand((1, 2, 5, 6), U8), rand((3, 2, 3, 3), U8), const=[1], strides=[2, 2], pads=[1, 1, 1, 1])
+    x, w = rand((2, 4, 5, 6), U8, "x", 0, 90), rand((6, 2, 3, 3), U8, "w", 0, 90)
+    yield sample(x, w, np.uint8(7), np.uint8(9), const=[1], group=2, pads=[1, 0, 1, 2])
 
 
 @rows("QLinearConv")
 def _qlinearconv(op, opset):
     s, z = np.float32(0.1), np.uint8(3)
     yield sample(rand((1, 2, 5, 6), U8), s, z, rand((3, 2, 3, 3), U8), s, z, s, z, const=[3])
+    for a, b in _eight_bits():
+        x, w = rand((2, 4, 5, 6), a, "x", -60, 60), rand((6, 4, 3, 3), b, "w", -60, 60)
+        za, zb, to = rand((), a, "z"), b.type(2), np.float32(0.7)
+        bias = rand((6,), I32, "bias", -900, 900)
+        yield sample(x, s, za, w, s, zb, to, za, bias, const=[3, 8], pads=[1, 1, 1, 1])
+        scales = rand((6,), F32, "s", 0.01, 0.2)
+        zeros = np.full(6, 0 if b == I8 else 2, b)
+        yield sample(x, s, za, w, scales, zeros, to, za, const=[3], strides=[2, 1], auto_pad="SAME_UPPER")
+        w = rand((6, 2, 3, 3), b, "w", -60, 60)
+        yield sample(x, s, za, w, scales, zeros, to, za, bias, const=[3, 8], group=2, dilations=[1, 2])
+    x, w = rand((1, 4, 7), U8, "x"), rand((4, 1, 3), U8, "w")
+    yield sample(x, s, z, w, s, z, s, z, const=[3], group=4, pads=[1, 1])
+
+
+@rows("QLinearAdd", "QLinearMul")
+def _qlinearadd(op, opset):
+    s, z = np.float32(0.1), np.uint8(3)
+    yield sample(rand((2, 3), U8), s, z, rand((3,), U8), s, z, s, z)
+
+
+@rows("QLinearSigmoid", "QLinearLeakyRelu", "QLinearGlobalAveragePool")
+def _qlinearunary(op, opset):
+    s, z = np.float32(0.1), np.uint8(3)
+    yield sample(rand((1, 2, 5, 6), U8), s, z, s, z, const=[1, 2, 3, 4])
+
+
+@rows("QGemm")
+def _qgemm(op, opset):
+    s, z = np.float32(0.1), np.uint8(3)
+    yield sample(rand((2, 3), U8), s, z, rand((3, 4), U8), s, z, None, s, z)
+    yield sample(rand((2, 3), U8), s, z, rand((4, 3), U8), s, z, transB=1)

@@ -141,7 +141,11 @@ def schema_of(op) -> OpSchema:
     return [s for s in covered if not s.deprecated or s is covered[0]][-1]  # GroupNormalization was born deprecated
 
 
-@pytest.mark.parametrize("op", TESTED, ids=lambda op: f"{op.name}-{op.since}")
+# onnx knows no schemas of other domains.
+STANDARD = [op for op in TESTED if not op.domain]
+
+
+@pytest.mark.parametrize("op", STANDARD, ids=lambda op: f"{op.name}-{op.since}")
 def test_a_signature_is_the_schema(op):
     schema = schema_of(op)
     inputs, attrs = parameters(op)
@@ -179,7 +183,7 @@ def test_every_op_of_the_specification_is_in_the_table():
     assert foreign == set()
 
 
-@pytest.mark.parametrize("name", sorted({op.name for op in TESTED}))
+@pytest.mark.parametrize("name", sorted({op.name for op in STANDARD}))
 def test_every_schema_change_has_an_entry_or_a_reason(name):
     rows = {e.since for e in OPS["", name]}
     schemas = HISTORY[name]
@@ -201,7 +205,7 @@ def test_no_reason_is_stale():
 
 
 def test_an_entry_starts_where_the_operator_does():
-    for op in entries():
+    for op in (e for e in entries() if not e.domain):
         first = HISTORY[op.name][0].since_version
         assert op.since >= first or (op.since == 1 and first <= OLDEST) or op.fn is None, f"{op.name}@{op.since}"
 
