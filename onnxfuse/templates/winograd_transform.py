@@ -1,102 +1,122 @@
-"""The transforms of Winograd convolution F(m x m, 3 x 3) on vectors that hold one element of `lanes` tiles each.
+"""The transforms of Winograd convolution F(m, r) on vectors that hold one element of `lanes` tiles each.
 
-    Y = A^T [ (G g G^T) * (B^T d B) ] A        d: (m+2) x (m+2) inputs, g: 3 x 3 weights, Y: m x m outputs
+    Y = A^T [ (G g) * (B^T d) ]        d: m + r - 1 inputs, g: r weights, Y: m outputs, down, across or both ways
 
-Interpolation points: 0, 1, -1 and infinity for m = 2; 0, 5/8, -5/8, 3/2, -3/2 and infinity for m = 4. The usual 1 and 2
-in place of 5/8 and 3/2 quadruple the error (docs/decisions/winograd.md). All constants of A and B are exact in f32.
+Interpolation points: 0, infinity and +-PAIRS; those of 4 are the usual ones, 5/8 and 3/2 in place of 1 and 2 quarter
+the error of 6 (docs/decisions/winograd.md). All constants of A and B are exact in f32; G is applied in f64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
 
 from onnxfuse.codegen.build import Builder, Reg, lanes_of
 
-TAPS = 3
-NEAR, FAR = 5 / 8, 3 / 2
+PAIRS: dict[int, tuple[float, ...]] = {1: (), 4: (1.0,), 6: (5 / 8, 3 / 2), 8: (5 / 8, 1.0, 7 / 4)}  # by points
 
 
-def _filter_row(point: float, other: float) -> tuple[float, float, float]:
-    """Row of G of one of the points +-point: powers over the product of the distances to all others."""
-    distance = 2 * point**2 * (point**2 - other**2)
-    return (1 / distance, point / distance, point**2 / distance)
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One direction of a tile: m outputs of windows of `taps`; 1 and 1 where nothing slides."""
+
+    m: int
+    taps: int
+
+    @property
+    def points(self) -> int:
+        return self.m + self.taps - 1
+
+    @property
+    def pairs(self) -> tuple[float, ...]:
+        return PAIRS[self.points]
 
 
-# Rows of G, one for each point.
-FILTER: dict[int, tuple[tuple[float, float, float], ...]] = {
-    2: ((1, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 2, -1 / 2, 1 / 2), (0, 0, 1)),
-    4: (
-        (1 / (NEAR * FAR) ** 2, 0, 0),
-        _filter_row(NEAR, FAR),
-        _filter_row(-NEAR, FAR),
-        _filter_row(FAR, NEAR),
-        _filter_row(-FAR, NEAR),
-        (0, 0, 1),
-    ),
-}
+def data(build: Builder, side: Side, d: Sequence[Reg]) -> list[Reg]:
+    """B^T d: the coefficients of the products of (x - point) over all other points."""
+    if side.points == 1:
+        return list(d)
+    out = [_along(build, _squares(side.pairs), d[0::2])]
+    for point in side.pairs:
+        others = _squares([p for p in side.pairs if p != point])
+        even, odd = _along(build, others, d[2::2]), _along(build, others, d[1:-1:2])
+        out += [_times(build, point, odd, even), _times(build, -point, odd, even)]
+    return [*out, _along(build, _squares(side.pairs), d[1::2])]
 
-Line = Callable[[Builder, Sequence[Reg]], list[Reg]]
+
+def result(build: Builder, side: Side, p: Sequence[Reg]) -> list[Reg]:
+    """A^T p: powers of the points."""
+    if side.points == 1:
+        return list(p)
+    b = build.ir
+    sums = [(b.fadd(x, y), b.fsub(x, y)) for x, y in zip(p[1:-1:2], p[2:-1:2], strict=True)]
+    total = p[0]
+    for even, _ in sums:
+        total = b.fadd(total, even)
+    out = [total]
+    for k in range(1, side.m):
+        terms = [(point**k, pair[k % 2]) for point, pair in zip(side.pairs, sums, strict=True)]
+        factor, last = terms[-1]
+        total = b.fmul(last, build.like(last, factor))
+        for factor, term in terms[-2::-1]:
+            total = _times(build, factor, term, total)
+        out.append(total)
+    out[-1] = b.fadd(out[-1], p[-1])
+    return out
+
+
+def weights(side: Side) -> list[tuple[float, ...]]:
+    """The rows of G: powers of a point over the product of its distances to all others."""
+    if side.points == 1:
+        return [(1.0,)]
+    zeros = [0.0] * (side.taps - 1)
+    rows: list[tuple[float, ...]] = [(1 / prod(-p * p for p in side.pairs), *zeros)]
+    for point in side.pairs:
+        distance = 2 * point**2 * prod(point**2 - p**2 for p in side.pairs if p != point)
+        rows += [tuple(x**k / distance for k in range(side.taps)) for x in (point, -point)]
+    return [*rows, (*zeros, 1.0)]
+
+
+def _squares(points: Sequence[float]) -> list[float]:
+    """Coefficients of the product of (x - point^2), the lowest first, without the leading 1."""
+    out = [1.0]
+    for point in points:
+        out = [b - point**2 * a for a, b in zip([*out, 0.0], [0.0, *out], strict=True)]
+    return out[:-1]
+
+
+def _along(build: Builder, factors: Sequence[float], values: Sequence[Reg]) -> Reg:
+    """The last value, and the others times their factors."""
+    *rest, total = values
+    for factor, value in zip(factors, rest, strict=True):
+        total = _times(build, factor, value, total)
+    return total
 
 
 def _times(build: Builder, factor: float, x: Reg, plus: Reg) -> Reg:
+    if abs(factor) == 1:
+        return build.ir.fadd(plus, x) if factor == 1 else build.ir.fsub(plus, x)
     return build.fma(x, build.like(x, factor), plus)
 
 
-def _data2(build: Builder, d: Sequence[Reg]) -> list[Reg]:
-    b = build.ir
-    return [b.fsub(d[0], d[2]), b.fadd(d[1], d[2]), b.fsub(d[2], d[1]), b.fsub(d[1], d[3])]
+Line = Callable[[Sequence[Reg]], list[Reg]]
 
 
-def _data4(build: Builder, d: Sequence[Reg]) -> list[Reg]:
-    out = [_ends(build, d[0], d[2], d[4])]
-    for point, other in ((NEAR, FAR), (FAR, NEAR)):
-        even, odd = _times(build, -(other**2), d[2], d[4]), _times(build, -(other**2), d[1], d[3])
-        out += [_times(build, point, odd, even), _times(build, -point, odd, even)]
-    return [*out, _ends(build, d[1], d[3], d[5])]
-
-
-def _ends(build: Builder, a: Reg, b: Reg, c: Reg) -> Reg:
-    """The rows of 0 and infinity: the coefficients of (x^2 - NEAR^2) (x^2 - FAR^2)."""
-    return _times(build, -(NEAR**2 + FAR**2), b, _times(build, (NEAR * FAR) ** 2, a, c))
-
-
-def _result2(build: Builder, p: Sequence[Reg]) -> list[Reg]:
-    b = build.ir
-    return [b.fadd(b.fadd(p[0], p[1]), p[2]), b.fsub(b.fsub(p[1], p[2]), p[3])]
-
-
-def _result4(build: Builder, p: Sequence[Reg]) -> list[Reg]:
-    b = build.ir
-    near, step = b.fadd(p[1], p[2]), b.fsub(p[1], p[2])
-    far, leap = b.fadd(p[3], p[4]), b.fsub(p[3], p[4])
-
-    def power(k: int, x: Reg, y: Reg) -> Reg:
-        return _times(build, NEAR**k, x, b.fmul(y, build.like(y, FAR**k)))
-
-    return [
-        b.fadd(b.fadd(p[0], near), far),
-        power(1, step, leap),
-        power(2, near, far),
-        b.fadd(power(3, step, leap), p[5]),
-    ]
-
-
-DATA: dict[int, Line] = {2: _data2, 4: _data4}
-RESULT: dict[int, Line] = {2: _result2, 4: _result4}
-
-
-def both_ways(build: Builder, line: Line, rows: Sequence[Sequence[Reg]]) -> list[list[Reg]]:
+def both_ways(across: Line, down: Line, rows: Sequence[Sequence[Reg]]) -> list[list[Reg]]:
     """Transform the rows, then the columns: result[i][j]."""
-    across = [line(build, row) for row in rows]
-    columns = [line(build, [row[j] for row in across]) for j in range(len(across[0]))]
+    lines = [across(row) for row in rows]
+    columns = [down([row[j] for row in lines]) for j in range(len(lines[0]))]
     return [[column[i] for column in columns] for i in range(len(columns[0]))]
 
 
-def filter_transform(build: Builder, m: int, taps: Sequence[Sequence[Reg]]) -> list[list[Reg]]:
+def filter_transform(build: Builder, down: Side, across: Side, taps: Sequence[Sequence[Reg]]) -> list[list[Reg]]:
     """G g G^T of scalars."""
-    rows = FILTER[m]
-    half = [[_dot(build, row, [taps[k][j] for k in range(TAPS)]) for j in range(TAPS)] for row in rows]
-    return [[_dot(build, row, half[i]) for row in rows] for i in range(len(rows))]
+
+    def line(side: Side) -> Line:
+        return lambda values: [_dot(build, row, values) for row in weights(side)]
+
+    return both_ways(line(across), line(down), taps)
 
 
 def _dot(build: Builder, factors: Sequence[float], values: Sequence[Reg]) -> Reg:
@@ -111,15 +131,19 @@ def _dot(build: Builder, factors: Sequence[float], values: Sequence[Reg]) -> Reg
 # ---- contiguous pixels to tiles and back ----
 
 
-def split(build: Builder, pixels: Sequence[Reg], tail: Reg) -> list[Reg]:
-    """Pixels of a line of tiles to their columns: result[j][t] = pixel m*t + j, 0 <= j < m + 2.
+def split(build: Builder, side: Side, pixels: Sequence[Reg], tail: Reg | None) -> list[Reg]:
+    """Pixels of a line of tiles to their columns: result[j][t] = pixel m*t + j, 0 <= j < m + taps - 1.
 
-    `pixels` are m vectors; `tail` holds the two pixels behind them in its first lanes.
+    `pixels` are m vectors; `tail` holds the taps - 1 pixels behind them in its first lanes.
     """
-    m, lanes = len(pixels), lanes_of(pixels[0])
-    columns = _split4(build, pixels) if m == 4 else _split2(build, pixels)
-    shift = list(range(1, lanes))
-    return [*columns, *(build.shuffle(columns[j], tail, [*shift, lanes + j]) for j in range(TAPS - 1))]
+    m, lanes = side.m, lanes_of(pixels[0])
+    columns = list(pixels) if m == 1 else _split4(build, pixels) if m == 4 else _split2(build, pixels)
+    for j in range(m, side.points):
+        assert tail is not None
+        shift, column = divmod(j, m)  # of the tile `shift` further on
+        picks = [*range(shift, lanes), *(lanes + m * k + column for k in range(shift))]
+        columns.append(build.shuffle(columns[column], tail, picks))
+    return columns
 
 
 def _split2(build: Builder, pixels: Sequence[Reg]) -> list[Reg]:
@@ -137,6 +161,8 @@ def _split4(build: Builder, pixels: Sequence[Reg]) -> list[Reg]:
 def merge(build: Builder, columns: Sequence[Reg]) -> list[Reg]:
     """The inverse of `split`, without the tail: m vectors of consecutive pixels."""
     lanes = lanes_of(columns[0])
+    if len(columns) == 1:
+        return list(columns)
     if len(columns) == 2:
         half = lanes // 2
         return [build.shuffle(columns[0], columns[1], _zip(half * k, lanes)) for k in range(2)]

@@ -36,43 +36,52 @@ ERROR = {4: 8e-6, 2: 1e-6}
 SMALL = [(1, 1), (2, 7), (3, 4), (4, 3), (5, 11), (6, 8), (7, 2), (8, 9), (9, 5), (10, 10), (11, 6)]
 
 
-def setting(pads: Pads = ONE) -> Setting:
-    return Setting([3, 3], [1, 1], [1, 1], pads)
+LINES = [(1, 3), (3, 1), (1, 5), (5, 1)]
+
+
+def setting(pads: Pads = ONE, window: tuple[int, ...] = (3, 3)) -> Setting:
+    ones = [1] * len(window)
+    return Setting(list(window), ones, ones, pads)
+
+
+def halves(window: tuple[int, ...]) -> Pads:
+    """The padding that keeps sizes."""
+    return [(k // 2, k // 2) for k in window]
 
 
 def proposed(kernel: Kernel, m: int, target: Target = NATIVE) -> Schedule:
     found = WINOGRAD.propose(kernel, target)
     assert not isinstance(found, Refusal), found
-    return next(s for s in found if s.tile[0] == m)
+    return next(s for s in found if max(s.tile[:2]) == m)
 
 
 def compiled(kernel: Kernel, m: int, target: Target = NATIVE) -> Jitted:
     return jit(Plan(kernel, proposed(kernel, m, target), WINOGRAD), target)
 
 
-def near(got: np.ndarray, want: np.ndarray, channels: int, m: int) -> None:
-    """Within the promised error; inputs and weights are of size one, so outputs are of size sqrt(9 C)."""
+def near(got: np.ndarray, want: np.ndarray, terms: int, m: int) -> None:
+    """Within the promised error; inputs and weights are of size one, so sums are of size sqrt(terms)."""
     assert got.shape == want.shape
     if got.size:
-        size = max(float(np.abs(want).max()), (9 * channels) ** 0.5)
+        size = max(float(np.abs(want).max()), terms**0.5)
         assert float(np.abs(got.astype(np.float64) - want).max()) <= ERROR[m] * size
 
 
 def check(
     channels: int, features: int, m: int, shapes: Sequence[tuple[int, int, int]], pads: Pads = ONE,
-    target: Target = NATIVE, kernel: Kernel | None = None,
+    target: Target = NATIVE, kernel: Kernel | None = None, window: tuple[int, int] = (3, 3),
 ) -> None:  # fmt: skip
     """One kernel for all sizes, against numpy; also in another order of tasks, which must change nothing."""
-    s = setting(pads)
+    s = setting(pads, window)
     run = compiled(kernel or s.kernel(N, channels, [H, W], features), m, target)
     rng = np.random.default_rng(channels)
-    w = rng.standard_normal((features, channels, 3, 3)).astype(np.float32)
+    w = rng.standard_normal((features, channels, *window)).astype(np.float32)
     for n, h, width in shapes:
-        if h + sum(pads[0]) < 3 or width + sum(pads[1]) < 3:
+        if h + sum(pads[0]) < window[0] or width + sum(pads[1]) < window[1]:
             continue
         x = rng.standard_normal((n, channels, h, width)).astype(np.float32)
         got = run([x, w])[0]
-        near(got, convolve(x, w, s), channels, m)
+        near(got, convolve(x, w, s), channels * window[0] * window[1], m)
         np.testing.assert_array_equal(run([x, w], seed=n, shift=4)[0], got)
 
 
@@ -102,6 +111,34 @@ def test_static_sizes(size: tuple[int, int], m: int) -> None:
     check(16, 24, m, [(2, *size)], kernel=kernel)
 
 
+@pytest.mark.parametrize("window", LINES)
+@pytest.mark.parametrize("m", [4, 2])
+def test_windows_along_one_direction(window: tuple[int, int], m: int) -> None:
+    shapes = [(1 + h % 2, h, w) for h, w in SMALL] + [(0, 8, 8), (2, 20, 37), (1, 1, 130), (1, 70, 1)]
+    check(6, 13, m, shapes, halves(window), window=window)
+    check(70, 65, m, [(1, 9, 40)], [(0, 0), (0, 0)], window=window)
+
+
+def test_windows_of_five_both_ways() -> None:
+    check(7, 13, 2, [(1 + h % 2, h, w) for h, w in SMALL] + [(2, 20, 37)], [(2, 2), (2, 2)], window=(5, 5))
+    check(64, 20, 2, [(1, 14, 17)], [(4, 0), (1, 3)], window=(5, 5))
+
+
+@pytest.mark.parametrize("m", [4, 2])
+@pytest.mark.parametrize("taps", [3, 5])
+@pytest.mark.parametrize("spare", [0, 1])
+def test_signals(taps: int, m: int, spare: int) -> None:
+    """Convolutions of rank one, and of rank two with a dimension of one: tiles lie in the lanes all the same."""
+    pads = [(taps // 2, taps // 2), (0, 0)][: 1 + spare]
+    s = setting(pads, (taps, 1)[: 1 + spare])
+    run = compiled(s.kernel(N, 65, [W, 1][: 1 + spare], 40), m)
+    rng = np.random.default_rng(taps)
+    w = rng.standard_normal((40, 65, taps, *[1] * spare)).astype(np.float32)
+    for n, length in [(1, taps), (2, 31), (1, 1), (3, 130), (1, 1000)]:
+        x = rng.standard_normal((n, 65, length, *[1] * spare)).astype(np.float32)
+        near(run([x, w])[0], convolve(x, w, s), 65 * taps, m)
+
+
 def test_one_block_of_tiles_and_few_features_are_shared_by_two_tasks() -> None:
     kernel = setting().kernel(1, 64, [28, 28], 32)
     run = compiled(kernel, 4)
@@ -127,6 +164,8 @@ def test_error_stays_small_for_many_channels() -> None:
 @pytest.mark.parametrize("m", [4, 2])
 @pytest.mark.parametrize("target", [WIDE, NARROW], ids=["512 bits", "128 bits"])
 def test_other_vector_widths(target: Target, m: int) -> None:
+    for window in LINES:
+        check(3, 10, m, [(1, h, w) for h, w in SMALL[:6]] + [(2, 9, 70)], halves(window), target, window=window)
     check(5, 18, m, [(1, h, w) for h, w in SMALL] + [(2, 30, 70), (1, 14, 150)], target=target)
 
 
@@ -140,7 +179,20 @@ def test_nothing_outside_of_the_tensors_is_touched(m: int, fence: str) -> None:
         w = rng.standard_normal((9, 6, 3, 3)).astype(np.float32)
         for h, width in [(3, 3), (6, 34), (11, 35), (16, 16), (18, 66)]:
             x = rng.standard_normal((2, 6, h, width)).astype(np.float32)
-            near(run([x, w], fence=fence)[0], convolve(x, w, s), 6, m)
+            near(run([x, w], fence=fence)[0], convolve(x, w, s), 6 * 9, m)
+
+
+@pytest.mark.parametrize("fence", ["start", "end"])
+@pytest.mark.parametrize("m", [4, 2])
+@pytest.mark.parametrize("window", LINES)
+def test_nothing_outside_of_the_tensors_is_touched_by_lines(window: tuple[int, int], m: int, fence: str) -> None:
+    s = setting(halves(window), window)
+    run = compiled(s.kernel(N, 6, [H, W], 9), m)
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((9, 6, *window)).astype(np.float32)
+    for h, width in [(5, 5), (6, 34), (11, 35), (16, 16)]:
+        x = rng.standard_normal((2, 6, h, width)).astype(np.float32)
+        near(run([x, w], fence=fence)[0], convolve(x, w, s), 6 * 5, m)
 
 
 @pytest.mark.parametrize("expensive", [False, True])
@@ -160,7 +212,7 @@ def test_epilogue(expensive: bool) -> None:
         r = rng.standard_normal((n, 20, h, width)).astype(np.float32)
         y = convolve(x, w, s) + b[:, None, None] + r
         want = y / (1 + np.exp(-y)) if expensive else np.maximum(y, 0)
-        near(run([x, w, b, r])[0], want, 8, 4)
+        near(run([x, w, b, r])[0], want, 8 * 9, 4)
 
 
 def test_a_pixel_reaches_the_tiles_around_it_only() -> None:
@@ -183,11 +235,12 @@ def test_a_pixel_reaches_the_tiles_around_it_only() -> None:
         ("WINOGRAD_STEPS", Setting([3, 3], [2, 1], [1, 1], ONE).kernel(N, 8, [H, W], 8)),
         ("WINOGRAD_STEPS", Setting([3, 3], [1, 1], [1, 2], ONE).kernel(N, 8, [H, W], 8)),
         ("WINOGRAD_STEPS", Setting([3, 3], [1, 1], [1, 1], [(3, 3), (1, 1)]).kernel(N, 8, [H, W], 8)),
-        ("WINOGRAD_WINDOW", Setting([5, 5], [1, 1], [1, 1], ONE).kernel(N, 8, [H, W], 8)),
-        ("WINOGRAD_WINDOW", Setting([1, 3], [1, 1], [1, 1], ONE).kernel(N, 8, [H, W], 8)),
+        ("WINOGRAD_WINDOW", Setting([7, 7], [1, 1], [1, 1], ONE).kernel(N, 8, [H, W], 8)),
+        ("WINOGRAD_WINDOW", Setting([3, 5], [1, 1], [1, 1], ONE).kernel(N, 8, [H, W], 8)),
+        ("WINOGRAD_WINDOW", Setting([1, 1], [1, 1], [1, 1], [(0, 0), (0, 0)]).kernel(N, 8, [H, W], 8)),
         ("WINOGRAD_FORM", Setting([3, 3], [1, 1], [1, 1], ONE, 2).kernel(N, 8, [H, W], 8)),
         ("WINOGRAD_FORM", Setting([3, 3], [1, 1], [1, 1], ONE, 8).kernel(N, 8, [H, W], 8)),
-        ("WINOGRAD_FORM", Setting([3], [1], [1], [(1, 1)]).kernel(N, 8, [W], 8)),
+        ("WINOGRAD_FORM", Setting([3] * 3, [1] * 3, [1] * 3, [(1, 1)] * 3).kernel(N, 8, [H, H, W], 8)),
         ("WINOGRAD_MEMORY", setting().kernel(N, 2048, [H, W], 2048)),
         ("WINOGRAD_WEIGHT", setting().kernel(N, 8, [H, W], 8, const=False)),
         ("WINOGRAD_FORM", setting().kernel(N, 8, [H, W], 8, prologue=lambda x: apply("max", x, 0.0))),
@@ -221,21 +274,23 @@ def test_small_images_take_small_tiles() -> None:
 
 
 def print_errors() -> None:
-    """Largest and root mean square error of 28 x 28 outputs against f64, as shares of the outputs' own."""
+    """Largest and root mean square error against f64, as shares of the outputs' own."""
     rng = np.random.default_rng(0)
-    s = setting()
-    for channels in (16, 64, 128, 256, 512):
-        kernel = s.kernel(1, channels, [28, 28], 64)
-        gemm = GEMM.propose(kernel, NATIVE)
-        assert not isinstance(gemm, Refusal)
-        runs = {f"F({m},3)": compiled(kernel, m) for m in (4, 2)}
-        runs["direct"] = jit(Plan(kernel, gemm[0], GEMM), NATIVE)
-        x, w = (rng.standard_normal(d).astype(np.float32) for d in ((1, channels, 28, 28), (64, channels, 3, 3)))
-        want = convolve(x, w, s)
-        for name, run in runs.items():
-            gap = np.abs(run([x, w])[0] - want)
-            worst, mean = gap.max() / np.abs(want).max(), np.sqrt((gap**2).mean() / (want**2).mean())
-            print(f"C={channels:4d}  {name:7s} max {worst:.1e}  rms {mean:.1e}")
+    for window, size in (((3, 3), (28, 28)), ((1, 3), (1, 784)), ((1, 5), (1, 784)), ((5, 5), (28, 28))):
+        s = setting(halves(window), window)
+        for channels in (16, 64, 256, 512):
+            kernel = s.kernel(1, channels, list(size), 64)
+            mine, gemm = WINOGRAD.propose(kernel, NATIVE), GEMM.propose(kernel, NATIVE)
+            assert not isinstance(mine, Refusal)
+            assert not isinstance(gemm, Refusal)
+            runs = {f"F({max(p.tile[:2])},{window[1]})": jit(Plan(kernel, p, WINOGRAD), NATIVE) for p in mine}
+            runs["direct"] = jit(Plan(kernel, gemm[0], GEMM), NATIVE)
+            x, w = (rng.standard_normal(d).astype(np.float32) for d in ((1, channels, *size), (64, channels, *window)))
+            want = convolve(x, w, s)
+            for name, run in runs.items():
+                gap = np.abs(run([x, w])[0] - want)
+                worst, mean = gap.max() / np.abs(want).max(), np.sqrt((gap**2).mean() / (want**2).mean())
+                print(f"{window[0]}x{window[1]}  C={channels:4d}  {name:7s} max {worst:.1e}  rms {mean:.1e}")
 
 
 if __name__ == "__main__":
