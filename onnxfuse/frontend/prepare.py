@@ -1,8 +1,8 @@
 """Simplification before fusion. Graph -> Prepared: fewer nodes, the same numbers, the same inputs and outputs.
 
 In: a graph as read. Out: typed; no dead code, nothing foldable left, no duplicate work, no node that changes nothing,
-inference BatchNormalization inside the weights before it or a Mul and an Add, 1x1 convolutions before the Resize that
-enlarges their input.
+no view that leads back to what it is a view of, inference BatchNormalization inside the weights before it or a Mul and
+an Add, 1x1 convolutions before the Resize that enlarges their input.
 Each pass can be skipped by name (PrepareConfig.skip). What
 was not done, and could have been expected, is in the notes.
 """
@@ -25,6 +25,7 @@ from onnxfuse.frontend.pad_into_conv import pad_into_conv
 from onnxfuse.frontend.quantised import quantises
 from onnxfuse.frontend.rewrite import Note
 from onnxfuse.frontend.shapes import Hints, Typed, infer_types
+from onnxfuse.frontend.view_chains import view_chains
 from onnxfuse.ir.graph import Graph, Value, topological
 from onnxfuse.ops.dsl import Known
 
@@ -93,6 +94,7 @@ def _round(typed: Typed, config: PrepareConfig, evaluate: Evaluate, notes: list[
     run("dead_code", dead_code)  # first: nothing is computed for values nobody reads
     run("fold", folded)
     run("identity", noop)  # after fold: parameters of Pad, Slice are constants by now
+    run("view_chains", lambda g: view_chains(g, typed.facts))
     run("pad_into_conv", lambda g: pad_into_conv(g, typed.facts))  # after identity: a Pad of nothing is gone
     run("bn_into_conv", normalised)  # after identity: a Dropout between them is gone
     run("conv_before_resize", lambda g: conv_before_resize(g, typed.facts))  # after bn_into_conv: all weights are final
