@@ -13,7 +13,8 @@ from llvmlite import ir
 from onnxfuse.codegen.build import I64, PTR, Builder
 from onnxfuse.codegen.scalar_expr import Env, emit_expr
 from onnxfuse.errors import CompileError
-from onnxfuse.ir.expr import Apply, Expr, Lit, Sym, syms_of
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Apply, Expr, Lit, Sym, syms_of, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, Kernel
 
@@ -58,6 +59,8 @@ class _Dims:
         self.faults: list[Fault] = []
         self.syms: dict[Sym, ir.Value] = {}
         self.env = Env(1, None, {}, self.syms, {})
+        self.wrapping: dict[Expr, ir.Value | None] = {}
+        self.bounded: set[Expr] = set()
         self.start: dict[Value, int] = {}
         at = 0
         for v in kernel.inputs:
@@ -185,7 +188,38 @@ class _Dims:
         unbound = sorted(s.name for s in syms_of(expr) - set(self.env.syms))
         if unbound:
             raise CompileError("E_DIM", f"kernel {self.kernel.name}: no input binds dimension {', '.join(unbound)}")
-        return emit_expr(self.build, self.env, expr)
+        made = emit_expr(self.build, self.env, expr)
+        wraps = self.wraps(expr)
+        if wraps is not None and expr not in self.bounded:
+            self.bounded.add(expr)
+            fault = Fault(f"{self.title()}: {expr} leaves the range of a dimension", False)
+            self.require(fault, self.build.ir.not_(wraps), made, made)
+        return made
+
+    def wraps(self, expr: Expr) -> ir.Value | None:
+        """Whether a sum or product on the way to the value leaves i64; None: there is none."""
+        b = self.build.ir
+        steps = {"add": b.sadd_with_overflow, "sub": b.ssub_with_overflow, "mul": b.smul_with_overflow}
+        for e in walk(expr):
+            if e in self.wrapping:
+                continue
+            self.wrapping[e] = None
+            if not isinstance(e, Apply):
+                continue
+            parts = [self.wrapping[a] for a in e.args]
+            if e.prim.name == "where":  # what is not chosen may be anything
+                chosen = emit_expr(self.build, self.env, e.args[0])
+                parts[1:] = [
+                    p if p is None else b.and_(p, c)
+                    for p, c in zip(parts[1:], (chosen, b.not_(chosen)), strict=True)
+                ]
+            if e.prim.name in steps and e.dtype is DType.I64:
+                pair = steps[e.prim.name](*(emit_expr(self.build, self.env, a) for a in e.args))
+                parts.append(b.extract_value(pair, 1))
+            for part in parts:
+                so_far = self.wrapping[e]
+                self.wrapping[e] = so_far if part is None else part if so_far is None else b.or_(so_far, part)
+        return self.wrapping[expr]
 
 
 def title(kernel: Kernel) -> str:

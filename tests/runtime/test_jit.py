@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from onnxfuse.codegen.build import I8, VOID, Builder
 from onnxfuse.codegen.object import compile_module, load_object
 from onnxfuse.errors import CompileError, IRError, UsageError
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import apply, cast, sym
+from onnxfuse.ir.expr import apply, cast, i64, sym, where
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.runtime.jit import jit, run_kernel
@@ -48,6 +49,31 @@ def test_results_do_not_depend_on_task_order_or_alignment():
 def test_no_elements():
     out = run_kernel(plan_of(double()), [np.zeros((0, 4), np.float32), np.zeros(4, np.float32)], native())
     assert out[0].shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"),
+    [((3, 5), True), ((2**33, 2**31), False), ((2**62, 4), False), ((2**63 - 1, 1), False), ((0, 2**63 - 1), True)],
+)
+def test_dimensions_that_wrap_are_refused(shape: tuple[int, int], fits: bool):
+    m = sym("M")
+    x, z = value("x", DType.F32, N, m), value("z", DType.F32, N * m, N + 1)
+    kernel = jit(plan_of(pointwise("flat", [x], z, lambda a: a)), native())
+    shapes, env = np.array(shape, np.int64), np.zeros(64, np.int64)
+    code = kernel.dims(shapes.ctypes.data, env.ctypes.data, env.ctypes.data)
+    assert (code >= 0) is fits
+    if not fits:
+        assert re.search("leaves the range of a dimension|is too large", kernel.module.part.faults[-1 - code].text)
+
+
+def test_a_sum_that_is_not_chosen_may_wrap():
+    # The end of a Slice: counted from the back when negative, and often the largest number there is.
+    end = sym("E")
+    stop = where(apply("lt", end, i64(0)), end + N, apply("min", end, N))
+    x, k, z = value("x", DType.F32, N), value("k", DType.F32, end), value("z", DType.F32, apply("min", stop, i64(4)))
+    kernel = jit(plan_of(pointwise("cut", [x, k], z, lambda a, _: a)), native())
+    shapes, env = np.array([7, 2**63 - 1], np.int64), np.zeros(64, np.int64)
+    assert kernel.dims(shapes.ctypes.data, env.ctypes.data, env.ctypes.data) >= 0
 
 
 def test_bfloat16_passes():
