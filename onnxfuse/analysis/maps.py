@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from onnxfuse.analysis.kinds import map_kind
-from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Sym, Var, i64, loads, rebuild, substitute, var
+from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Sym, Var, i64, loads, rebuild, substitute, var, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.op import Kind
 from onnxfuse.ir.simplify import as_dim, dim_expr, poly, simplify
 from onnxfuse.ir.types import Dim
 
+MOST_NODES = 6000  # distinct sub-expressions of one kernel; above that substitution has exploded
+MOST_WRITTEN = 2000  # sub-expressions that may be substituted into one expression
 IDENTITY, AFFINE, ATOMS, DIV_MOD, DATA = range(5)
 
 Product = tuple[int, tuple[Expr, ...]]  # an integer times symbols, in a fixed order
@@ -51,12 +53,23 @@ class Section:
 
 
 def inline_loads(root: Expr, bodies: Mapping[Value, tuple[tuple[Axis, ...], Expr]]) -> Expr:
-    """`root` with loads of the given values replaced by their (already inlined) bodies, indices in normal form."""
+    """`root` with loads of the given values replaced by their (already inlined) bodies, indices in normal form.
+
+    Raises OverflowError when that writes out too much: a value joined to itself ten times is there a thousand times.
+    """
+    sizes: dict[Value, int] = {}
+    written = 0
 
     def leaf(e: Expr) -> Expr | None:
+        nonlocal written
         if not isinstance(e, Load) or e.source not in bodies:
             return None
         axes, body = bodies[e.source]
+        if e.source not in sizes:
+            sizes[e.source] = sum(1 for _ in walk(body))
+        written += sizes[e.source]
+        if written > MOST_WRITTEN:
+            raise OverflowError(f"{written} > {MOST_WRITTEN} sub-expressions are written out for {e.source.name}")
         return substitute(body, {var(a): ix for a, ix in zip(axes, e.index, strict=True)})
 
     return simplify(rebuild((root,), leaf)[0])

@@ -102,7 +102,10 @@ def rows(
     written = set(writes)
     inline: set[Value] = set()
     while True:
-        roots = _inlined(members, inline)
+        try:
+            roots = _inlined(members, inline)
+        except OverflowError as error:
+            return Refusal("NF_RECOMPUTE", str(error))
         reads = [
             _Read(c, ld, made[ld.source])
             for c in members

@@ -210,8 +210,7 @@ class _Dims:
             if e.prim.name == "where":  # what is not chosen may be anything
                 chosen = emit_expr(self.build, self.env, e.args[0])
                 parts[1:] = [
-                    p if p is None else b.and_(p, c)
-                    for p, c in zip(parts[1:], (chosen, b.not_(chosen)), strict=True)
+                    p if p is None else b.and_(p, c) for p, c in zip(parts[1:], (chosen, b.not_(chosen)), strict=True)
                 ]
             if e.prim.name in steps and e.dtype is DType.I64:
                 pair = steps[e.prim.name](*(emit_expr(self.build, self.env, a) for a in e.args))

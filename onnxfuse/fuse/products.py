@@ -56,7 +56,10 @@ def _products(m: Merger, c: Cluster) -> list[tuple[Value, Compute]]:
         for other in {id(part[p]): part[p] for p in made if p in part}.values():
             mine = sorted(mine + other)
         part.update(dict.fromkeys(mine, mine))
-    found = [_read_value(m, items) for items in {id(p): p for p in part.values()}.values()]
+    try:
+        found = [_read_value(m, items) for items in {id(p): p for p in part.values()}.values()]
+    except OverflowError:  # operands that would be written out too often
+        return []
     return [f for f in found if f is not None] if None not in found else []
 
 

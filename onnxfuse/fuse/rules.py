@@ -382,7 +382,14 @@ PLACED: tuple[Rule, ...] = (
 def first_refusal(p: Pair, rules: tuple[Rule, ...] = RULES) -> No | None:
     """The first rule that says no."""
     for rule in rules:
-        no = rule.check(p)
+        no = _checked(rule, p)
         if no is not None and (rule.needed or no.code not in p.config.skip):
             return no
     return None
+
+
+def _checked(rule: Rule, p: Pair) -> No | None:
+    try:
+        return rule.check(p)
+    except OverflowError as error:  # what the two compute would be written out too often
+        return No("NF_RECOMPUTE", (("why", str(error)),))

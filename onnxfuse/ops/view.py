@@ -342,6 +342,9 @@ def _joined(a: Dim, b: Dim) -> Dim:
     return b if isinstance(b, int) else a
 
 
+MOST_PARTS = 64  # of a Split that is compiled: every part is a kernel, or in one
+
+
 def _split(x: Tensor, axis: int, sizes: Sequence[Dim]) -> list[Loops]:
     k = axis_of(axis, x.rank)
     total: Expr = i64(0)
@@ -360,7 +363,10 @@ def _split(x: Tensor, axis: int, sizes: Sequence[Dim]) -> list[Loops]:
         shape[k] = size
         out.append(Loops(shape, body, x.dtype, needs=needs))
         start = simplify(start + dim_expr(size))
-    return out
+    if len(out) <= MOST_PARTS:
+        return out
+    why = f"Split into {len(out)} parts, more than {MOST_PARTS}"
+    return [declined(p.shape, p.dtype, "UN_ARITY", why) for p in out]
 
 
 def _evenly(x: Tensor, axis: int, parts: int) -> list[Loops]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from onnxfuse.analysis.maps import MOST_NODES
 from onnxfuse.analysis.placement import Placement, placement
 from onnxfuse.analysis.rowblock import is_product, row_block
 from onnxfuse.analysis.rows import RowMap, inline_loads, rows
@@ -23,7 +24,6 @@ from onnxfuse.ir.partition import Group
 from onnxfuse.ir.simplify import simplify
 from onnxfuse.ir.types import tensor
 
-MAX_NODES = 6000  # distinct sub-expressions of one kernel; above that substitution has exploded
 Bodies = dict[Value, tuple[tuple[Axis, ...], Expr]]
 
 
@@ -43,8 +43,8 @@ def program(group: Group) -> Program:
     except OverflowError as error:  # products of integers that nobody wants written out
         raise Unsupported("NF_ONE_KERNEL", "the kernel's expressions grew too large", str(error)) from error
     size = sum(1 for _ in walk(*(r for s in made.stages for r in s.roots)))
-    if size > MAX_NODES:
-        raise Unsupported("NF_ONE_KERNEL", "the kernel's expressions grew too large", f"{size} > {MAX_NODES}")
+    if size > MOST_NODES:
+        raise Unsupported("NF_ONE_KERNEL", "the kernel's expressions grew too large", f"{size} > {MOST_NODES}")
     return made
 
 

@@ -97,6 +97,13 @@ model(
     "(float[1,1,4,4] x) => (float[a,b,c,d] y, int64[e,f,g,h] i) { y, i = MaxPool<kernel_shape = [2, 2]>(x) }",
 )
 model(
+    "UN_ARITY",
+    "Split_0 (Split)",
+    "Split node 'Split_0': Split into 65 parts, more than 64",
+    f"(float[65] x) => ({', '.join(f'float[1] y{k}' for k in range(65))}) "
+    f"{{ {', '.join(f'y{k}' for k in range(65))} = Split(x) }}",
+)
+model(
     "UN_OPSET",
     "LpNormalization_0 (LpNormalization)",
     "LpNormalization before opset 11: its zero norm needs Equal on floats",

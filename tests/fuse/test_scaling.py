@@ -7,10 +7,13 @@ import tracemalloc
 
 import pytest
 
+from onnxfuse.analysis.maps import MOST_NODES
 from onnxfuse.config import FusionConfig
 from onnxfuse.fuse import fuse
+from onnxfuse.ir.expr import walk
 from onnxfuse.ir.loops import LoopGraph
-from tests.fuse.dsl import FULL
+from onnxfuse.schedule.kernelize import kernelize
+from tests.fuse.dsl import FULL, Build
 from tests.fuse.graphs import SHAPES
 
 
@@ -57,3 +60,16 @@ def test_ten_thousand_nodes_need_no_recursion(shape: str) -> None:
     loops = SHAPES[shape](10_000)
     p = fuse(loops, FULL)
     assert sum(len(g.members) for g in p.groups) == len(loops.items)
+
+
+def test_a_value_joined_to_itself_again_and_again_is_not_written_out() -> None:
+    g = Build((1,))
+    v = g.E("v", g.input("x"))
+    for k in range(24):
+        v = g.concat(f"v{k}", v, g.E(f"w{k}", v))
+    made = kernelize(fuse(g.outputs(v), FULL))
+    said = [d for d in made.partition.decisions if d.code in ("NF_RECOMPUTE", "NF_ONE_KERNEL")]
+    assert any("written out" in str(d) or "too large" in str(d) for d in said)
+    assert not made.refused
+    for kernel in made.kernels:
+        assert sum(1 for _ in walk(*(r for s in kernel.stages for r in s.roots))) < MOST_NODES
