@@ -34,7 +34,23 @@ from onnxfuse.codegen.build import (
 from onnxfuse.codegen.prims import lower
 from onnxfuse.codegen.vecmath import MATH
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Acc, Apply, Expr, Lit, Load, Sym, Var, apply, children, i64, sym, syms_of, var, walk
+from onnxfuse.ir.expr import (
+    Acc,
+    Apply,
+    Expr,
+    Lit,
+    Load,
+    Sym,
+    Var,
+    apply,
+    children,
+    i64,
+    sym,
+    syms_of,
+    unknown,
+    var,
+    walk,
+)
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
@@ -259,9 +275,7 @@ def _varying(env: Env, e: Expr) -> bool:
     found = memo.get(e)
     if found is not None:
         return found
-    for x in walk(e):
-        if x in memo:
-            continue
+    for x in unknown(e, memo):
         value = env.bound.get(x)
         if value is not None:
             memo[x] = is_vector(value)
@@ -278,9 +292,7 @@ def _guarded(env: Env, e: Expr) -> bool:
     found = memo.get(e)
     if found is not None:
         return found
-    for x in walk(e):
-        if x in memo:
-            continue
+    for x in unknown(e, memo):
         if x in env.bound:
             memo[x] = False
             continue

@@ -192,6 +192,8 @@ class _Places:
                 f"location {location!r}, but the model was given without a directory",
                 "give the path of the model file",
             )
+        if "\0" in location:
+            raise UsageError("E_EXTERNAL_PATH", f"{what} is in no file", f"location {location!r} has a NUL in it")
         directory = Path(os.path.abspath(self.model)).parent
         roots = (directory.resolve(), self.model.resolve().parent)
         lexical = Path(os.path.normpath(directory / location))
@@ -204,9 +206,16 @@ class _Places:
                 f"location {location!r} leads to {found}, the model is in {directory}",
                 "move the data file beside the model",
             )
-        if not found.is_file():
+        if not _is_file(found):
             raise UsageError("E_EXTERNAL_MISSING", f"{what} is missing", f"no file {found}", "copy it beside the model")
         return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long, a folder nobody may read
+        return False
 
 
 def _tensor(proto: onnx.TensorProto, places: _Places) -> onnx_ir.TensorProtocol:

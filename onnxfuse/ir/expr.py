@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import struct
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Union
 
 import numpy as np
@@ -377,6 +377,20 @@ def children(e: Expr) -> tuple[Expr, ...]:
     if isinstance(e, Apply):
         return e.args
     return e.index if isinstance(e, Load) else ()
+
+
+def unknown(root: Expr, known: Container[Expr]) -> Iterator[Expr]:
+    """As `walk`, but nothing that is known or below it; the caller makes known what it is given."""
+    stack = [root]
+    while stack:
+        e = stack[-1]
+        missing = [] if e in known else [c for c in children(e) if c not in known]
+        if missing:
+            stack.extend(reversed(missing))
+            continue
+        stack.pop()
+        if e not in known:
+            yield e
 
 
 def walk(*roots: Expr) -> Iterator[Expr]:
