@@ -308,7 +308,8 @@ def _pack_columns(build: Builder, d: Design, block: Function, s: Split, p: _Plac
         n1, kc = build.imin(build.add(n0, s.nc), s.n), build.imax(build.imin(build.sub(s.k, k0), s.kc), 0)
         number = build.add(build.mul(nb, s.kblocks), kb)
         there = build.offset(dst, build.mul(number, d.block_size), d.typ)
-        build.ir.call(block, [p.env_ptr, p.bufs, p.point, *(build.i64(x) for x in (n0, n1, k0, kc)), there])
+        place = (build.i64(x) for x in (p.point, n0, n1, k0, kc))
+        build.ir.call(block, [p.env_ptr, p.bufs, there, *place, there])  # nothing is lifted
 
 
 def _product(
