@@ -57,6 +57,11 @@ ZERO_SIGN = {"Div": 1, "Reciprocal": 0, "Pow": 0}
 Shape = tuple[int, ...]
 
 
+# What onnxruntime says no with, and its Python side.
+REFUSALS: tuple[type[Exception], ...] = (UsageError, *ort.ORT_ERRORS)
+NOT_COMPUTED: tuple[type[Exception], ...] = (*REFUSALS, NotImplementedError, ValueError, TypeError)
+
+
 class Rejected(Exception):  # noqa: N818 - a proposal that came to nothing
     """onnxruntime does not compute it, or its result is of no use."""
 
@@ -104,6 +109,11 @@ def attribute(name: str, value: object) -> onnx.AttributeProto:
     if isinstance(value, (list, tuple)) and not value:
         return helper.make_attribute(name, [], attr_type=onnx.AttributeProto.INTS)
     return helper.make_attribute(name, list(value) if isinstance(value, tuple) else value)
+
+
+def limits(dtype: np.dtype) -> Any:
+    """Largest, smallest, eps of any float type."""
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 
 def is_float(a: np.ndarray | np.dtype) -> bool:
@@ -318,11 +328,11 @@ class Writer:
         if dtype.kind in "iu":
             low = 0 if dtype.kind == "u" else -9
             out = self.draw.integers(low, 10, shape).astype(dtype)
-            extremes = [np.iinfo(dtype).max, np.iinfo(dtype).min, 0, 1]
+            extremes: list[float] = [np.iinfo(dtype).max, np.iinfo(dtype).min, 0, 1]
         else:
             out = (self.draw.standard_normal(shape) * self.rng.choice((0.5, 1, 1, 3))).astype(dtype)
-            info = ml_dtypes.finfo(dtype)
-            extremes = [np.inf, -np.inf, np.nan, -0.0, 0.0, float(info.smallest_subnormal), float(info.max), 1, -88.5]
+            least, most = float(limits(dtype).smallest_subnormal), float(limits(dtype).max)
+            extremes = [np.inf, -np.inf, np.nan, -0.0, 0.0, least, most, 1, -88.5]
         out = np.asarray(out)
         if plain or not out.size:
             return out
@@ -394,11 +404,11 @@ class Writer:
             self.arrays = {n: [arrays[at] for at in alive] for n, arrays in self.arrays.items()}
         self.nodes.append(node)
         self.ops.append(node.op_type)
-        made = [n for n in node.output if n]
-        for n, arrays in zip(made, zip(*(results[k] for k in self.sets), strict=True), strict=True):
+        names = [n for n in node.output if n]
+        for n, arrays in zip(names, zip(*(results[k] for k in self.sets), strict=True), strict=True):
             self.arrays[n] = list(arrays)
             self.pool.append(n)
-        return made
+        return names
 
     def _unclear(self, node: onnx.NodeProto, given: Sequence[np.ndarray | None]) -> str:
         """What onnxruntime itself does not decide: NaN in a window, the sign of a computed zero."""
@@ -406,6 +416,8 @@ class Writer:
             return "-inf is the smallest finite number in some of onnxruntime's kernels"
         if node.op_type == "InstanceNormalization" and _flat(given[0]):
             return "a constant row, of which onnxruntime makes its rounding errors"
+        if node.op_type in ("Resize", "Upsample") and given[0] is not None and not np.isfinite(given[0]).all():
+            return "infinities and NaN times a weight of 0"
         if node.op_type == "Sign" and given[0] is not None and given[0].dtype == F16 and has_nan(given[0]):
             return "the sign of NaN is that of f16 or of f32"
         if node.op_type in NAN_BY_POSITION and given[0] is not None and has_nan(given[0]):
@@ -430,7 +442,7 @@ class Writer:
         for a in given:
             if a is not None and is_float(a) and a.size:
                 wide = np.abs(a.astype(np.float64))
-                top = float(ml_dtypes.finfo(a.dtype).max) ** (0.45 if a.dtype.itemsize > 2 else 0.7)
+                top = float(limits(a.dtype).max) ** (0.45 if a.dtype.itemsize > 2 else 0.7)
                 if float(np.max(wide, where=np.isfinite(wide), initial=0.0)) > top:
                     return True
         return False
@@ -440,7 +452,7 @@ class Writer:
             session = _session(self._alone(node, reads))
             feeds = {n: self.arrays[n][at] for n in reads if n not in self.consts}
             results = list(ort.run(session, feeds).values())
-        except (UsageError, *ort.ORT_ERRORS, NotImplementedError, ValueError, TypeError):
+        except NOT_COMPUTED:
             return None
         arrays = [r for r in results if isinstance(r, np.ndarray) and r.dtype.kind != "O"]
         return arrays if len(arrays) == len(results) else None
@@ -552,7 +564,7 @@ def runs(made: Made) -> bool:
         session = ort.session(made.model)
         made.feeds[:] = [f for k, f in enumerate(made.feeds) if k == 0 or _accepts(session, f)]
         ort.run(session, made.feeds[0])
-    except (UsageError, *ort.ORT_ERRORS):
+    except REFUSALS:
         return False
     return True
 
@@ -567,7 +579,9 @@ def _accepts(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]
 
 def random_opset(rng: random.Random) -> int:
     """Any supported opset, the usual ones more often."""
-    return rng.choice((*range(OLDEST, NEWEST + 1), 13, 14, 15, 16, 17, 17, 17, 18, 18, 19, 20, 21, 22))
+    usual = (13, 14, 15, 16, 17, 17, 17, 18, 18, 19, 20, 21, 22)
+    chosen: int = rng.choice((*range(OLDEST, NEWEST + 1), *usual))
+    return chosen
 
 
 def start(w: Writer) -> str:
@@ -778,7 +792,7 @@ def norm(w: Writer) -> None:
         ("LayerNormalization", "RMSNormalization", "BatchNormalization", "InstanceNormalization", "GroupNormalization",
          "LpNormalization", "MeanVarianceNormalization", "LRN", "ReduceLogSumExp", "LayerNormalization")
     )  # fmt: skip
-    eps = {"epsilon": w.rng.choice((1e-5, 0.1))} if w.chance(0.5) else {}
+    eps: dict[str, Any] = {"epsilon": w.rng.choice((1e-5, 0.1))} if w.chance(0.5) else {}
     match op:
         case "LayerNormalization" | "RMSNormalization":
             axis = w.rng.choice((-1, -1, *range(len(shape))))
@@ -1018,7 +1032,9 @@ def gemm(w: Writer) -> None:
     y = w.const(w.data(w.dtype(x), (n, inner) if tb else (inner, n), True))
     bias = [w.const(w.data(w.dtype(x), w.rng.choice(((n,), (1, n), (rows, n), (rows, 1), (), (1,))), True))]
     inputs = [x, y, *bias] if w.opset < 11 or w.chance(0.7) else [x, y]
-    scale = {"alpha": w.rng.choice((0.5, -2.0)), "beta": w.rng.choice((0.5, 0.0))} if w.chance(0.4) else {}
+    scale: dict[str, Any] = (
+        {"alpha": w.rng.choice((0.5, -2.0)), "beta": w.rng.choice((0.5, 0.0))} if w.chance(0.4) else {}
+    )
     w.op("Gemm", inputs, transA=ta, transB=tb, **scale)
 
 
@@ -1212,7 +1228,8 @@ def graft(w: Writer) -> None:
             if w.chance(0.35):
                 ways = ("Neg", "Abs", "Relu", "Identity") if is_float(array) else ("Identity", "Abs")
                 names[-1] = w.one(w.rng.choice(ways), names[-1])
-    made = w.op(op.name, names, s.outputs, **dict(s.attrs))
+    attrs: dict[str, Any] = dict(s.attrs)
+    made = w.op(op.name, names, s.outputs, **attrs)
     if w.chance(0.5):
         w.op(w.rng.choice(("Relu", "Neg", "Sigmoid", "Identity", "Abs", "Sign")), [w.rng.choice(made)])
 

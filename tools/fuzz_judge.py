@@ -21,11 +21,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
+from fuzz_graph import REFUSALS, limits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -101,7 +102,7 @@ def judge(question: Question, step: Step = lambda _text: None) -> Answer:
     try:
         plain = ort.session(question.model)
         expected = [ort.run(plain, feeds) for feeds in question.feeds]
-    except (UsageError, *ort.ORT_ERRORS) as error:
+    except REFUSALS as error:
         answer.unusable = " ".join(str(error).split())[:300]
         return answer
     seen: set[bytes] = set()
@@ -226,26 +227,22 @@ _memories: dict[int, Memory] = {}
 @contextlib.contextmanager
 def compiling(opt: int) -> Iterator[None]:
     """Kernels are compiled in this process, at this level, and remembered."""
-    before = objects.compile_module, generating.compile_module, generating.default_workers, pipeline.default_cache
     memory = _memories.setdefault(opt, Memory())
-    objects.compile_module = generating.compile_module = functools.partial(before[0], opt=opt)  # type: ignore[assignment]
-    generating.default_workers = lambda _modules: 0
-    pipeline.default_cache = lambda: memory
-    try:
+    translate = functools.partial(objects.compile_module, opt=opt)
+    with (
+        patch.object(objects, "compile_module", translate),
+        patch.object(generating, "compile_module", translate),
+        patch.object(generating, "default_workers", lambda _modules: 0),
+        patch.object(pipeline, "default_cache", lambda: memory),
+    ):
         yield
-    finally:
-        objects.compile_module, generating.compile_module, generating.default_workers, pipeline.default_cache = before
 
 
 @contextlib.contextmanager
 def without_kernels() -> Iterator[None]:
     """What is planned is not compiled: a model whose function bodies run."""
-    before = pipeline.generate
-    pipeline.generate = lambda *_args, **_options: None
-    try:
+    with patch.object(pipeline, "generate", lambda *_args, **_options: None):
         yield
-    finally:
-        pipeline.generate = before
 
 
 # --- is it rounding? -----------------------------------------------------------------------------------------------
@@ -364,7 +361,7 @@ def _shakes(a: np.ndarray) -> bool:
 
 def _noise(a: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Some eps, and subnormal numbers become 0 or not."""
-    info = ml_dtypes.finfo(a.dtype)
+    info = limits(a.dtype)
     noise = 1 + NOISE * float(info.eps) * rng.uniform(-1, 1, a.shape)
     flushed = (np.abs(a) < float(info.smallest_normal)) & (rng.random() < 0.5)
     return np.asarray(np.where(flushed, 0, noise)).astype(a.dtype)

@@ -28,8 +28,8 @@ from pathlib import Path
 
 import onnx
 import onnx.parser
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from modelzoo import SMALL
 
 from onnxfuse import codes
@@ -95,9 +95,10 @@ def damaged(seed: int, valid: list[bytes]) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
         _field(rng, model)
     try:
-        return model.SerializeToString()
+        made: bytes = model.SerializeToString()
     except ValueError:
         return _bytes(rng, data)
+    return made
 
 
 def _bytes(rng: random.Random, data: bytes) -> bytes:

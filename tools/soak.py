@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import largemodels
 import numpy as np
@@ -120,7 +121,11 @@ def _groups(count: int) -> None:
         out: list[float] = []
         runs: list[float] = []
         results = []
-        for make in (lambda: InferenceSession(path), lambda: onnxruntime.InferenceSession(path)):
+        makers: tuple[Callable[[], Any], ...] = (
+            lambda: InferenceSession(path),
+            lambda: onnxruntime.InferenceSession(path),
+        )
+        for make in makers:
             begin = cpu()
             session = make()
             out.append(cpu() - begin)
@@ -129,7 +134,8 @@ def _groups(count: int) -> None:
             for _ in range(20):
                 session.run(None, x)
             runs.append((cpu() - begin) / 20 * 1000)
-        assert np.allclose(*results, rtol=1e-4, atol=1e-5, equal_nan=True)
+        with_library, without = results
+        assert np.allclose(with_library, without, rtol=1e-4, atol=1e-5, equal_nan=True)
         print(optimize, library_path(path).stat().st_size / MIB, *out, *runs)
 
 
@@ -251,7 +257,13 @@ def _sessions(count: int, path: str) -> None:
 def main() -> int:
     if sys.argv[1:2] and sys.argv[1].startswith("_"):
         word, count, *rest = sys.argv[1:]
-        {"_long": _long, "_groups": _groups, "_runs": _runs, "_sessions": _sessions}[word](int(count), *rest)
+        steps: dict[str, Callable[..., None]] = {
+            "_long": _long,
+            "_groups": _groups,
+            "_runs": _runs,
+            "_sessions": _sessions,
+        }
+        steps[word](int(count), *rest)
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
