@@ -36,6 +36,8 @@ def lower(build: Builder, name: str, args: Sequence[ir.Value], src: DType, dst: 
     """Emit one primitive."""
     if name == "cast":
         return convert(build, args[0], src, dst)
+    if name == "bits":
+        return build.ir.bitcast(args[0], vec(reg_type(dst), lanes_of(args[0])))
     return LOWER[name](build, args, src)
 
 
@@ -391,9 +393,10 @@ def _shift(left: bool) -> Lower:
         b, (x, k) = build.ir, args
         width = build.like(k, scalar_of(k.type).width)
         fits = b.icmp_unsigned("<", k, width)
+        if not left and dtype.is_signed:  # what is shifted out leaves copies of the sign
+            return b.ashr(x, b.select(fits, k, build.like(k, scalar_of(k.type).width - 1)))
         k = b.select(fits, k, build.like(k, 0))
-        r = b.shl(x, k) if left else b.ashr(x, k) if dtype.is_signed else b.lshr(x, k)
-        return b.select(fits, r, build.like(r, 0))
+        return b.select(fits, b.shl(x, k) if left else b.lshr(x, k), build.like(x, 0))
 
     return run
 
@@ -460,7 +463,7 @@ def _bdim(build: Builder, args: Sequence[ir.Value], _dtype: DType) -> ir.Value:
     return b.select(b.icmp_unsigned("==", n, build.like(n, 1)), m, n)
 
 
-# Same keys as ir/prims.PRIMS, except `cast`, which needs both dtypes.
+# Same keys as ir/prims.PRIMS, except `cast` and `bits`, which need both dtypes.
 LOWER: dict[str, Lower] = {
     "add": _arith("fadd", "add"),
     "sub": _arith("fsub", "sub"),

@@ -24,7 +24,7 @@ from onnxfuse.ir.text import IR, context
 from onnxfuse.ir.types import Dim, TensorType
 
 _HALF = (DType.F16, DType.BF16)
-_HALF_PRIMS = frozenset({"cast", "where", "eq", "ne", "lt", "le", "neg", "abs", "copysign", "isnan", "isinf"})
+_HALF_PRIMS = frozenset({"cast", "where", "eq", "ne", "lt", "le", "neg", "abs", "copysign", "isnan", "isinf", "bits"})
 
 
 def check(ir: IR) -> None:
@@ -152,6 +152,8 @@ def _apply(c: _Check, e: Apply) -> None:
             right = args[0] is DType.BOOL and args[1] is args[2] is e.dtype
         case "cast":
             right = args[0] is not e.dtype
+        case "bits":
+            right = args[0] is not e.dtype and args[0].bytes == e.dtype.bytes and DType.BOOL not in (args[0], e.dtype)
         case "logic":
             right = e.dtype is DType.BOOL and all(a is DType.BOOL for a in args)
         case "bool":

@@ -296,6 +296,11 @@ def cast(value: Expr, dtype: DType) -> Expr:
     return make(PRIMS["cast"], (value,), dtype)
 
 
+def bits(value: Expr, dtype: DType) -> Expr:
+    """The bits of a value as another type of the same width."""
+    return value if value.dtype is dtype else make(PRIMS["bits"], (value,), dtype)
+
+
 def where(*operands: Operand) -> Expr:
     """`where(cond, a, b)`: a if cond else b; the side not taken is not evaluated."""
     cond, a, b = operands
@@ -322,6 +327,8 @@ FALSE = lit(False, DType.BOOL)
 def _fold(prim: Prim, args: tuple[Expr, ...], dtype: DType) -> Expr | None:
     """Exact folding: integer and bool constants, and identities that hold bit for bit. Floats are left alone."""
     first = args[0].dtype
+    if prim.name == "bits":
+        return None
     if first.is_int or first is DType.BOOL:
         if all(isinstance(a, Lit) for a in args):
             values = [np.asarray(a.value, dtype=first.numpy) for a in args if isinstance(a, Lit)]

@@ -137,6 +137,8 @@ def eval_expr(e: Expr, env: Env) -> Array:
                 args = [done[id(a)] for a in x.args]
                 if x.prim.name == "cast":
                     value = convert(args[0], x.args[0].dtype, x.dtype)
+                elif x.prim.name == "bits":
+                    value = np.ascontiguousarray(args[0]).view(x.dtype.numpy).reshape(args[0].shape)
                 else:
                     value = np.asarray(x.prim.numpy(*args)).astype(x.dtype.numpy, copy=False)
             case _:

@@ -271,6 +271,8 @@ def _named(r: _Reader, word: str) -> Expr:
         args = r.many(lambda: _body(r), ")")
         if word in _DTYPES and len(args) == 1:
             return make(PRIMS["cast"], args, _DTYPES[word])
+        if word.startswith("bits_") and word[5:] in _DTYPES and len(args) == 1:
+            return make(PRIMS["bits"], args, _DTYPES[word[5:]])
         if word not in PRIMS:
             r.fail(f"a primitive, not {word}")
         return _prim(r, word, args)

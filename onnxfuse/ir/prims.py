@@ -4,7 +4,7 @@
 `cast`, `where`, comparisons and bit-exact sign operations: op bodies compute in f32 and cast back.
 
 dtype rules: `same` result = dtype of the arguments (which must agree); `bool` result bool, arguments agree;
-`where` (bool, t, t) -> t; `cast` result given by the caller; `logic` bool -> bool.
+`where` (bool, t, t) -> t; `cast` and `bits` result given by the caller; `logic` bool -> bool.
 """
 
 from __future__ import annotations
@@ -107,13 +107,18 @@ def _pow(a: Array, b: Array) -> Array:
 
 
 def _shl(a: Array, b: Array) -> Array:
-    bits = np.asarray(a).dtype.itemsize * 8
-    return np.where(b >= bits, np.zeros_like(a), np.left_shift(a, np.minimum(b, bits - 1).astype(np.asarray(b).dtype)))
+    a, b = np.asarray(a), np.asarray(b)
+    bits = a.dtype.itemsize * 8
+    fits = (b >= 0) & (b < bits)
+    return np.where(fits, np.left_shift(a, np.where(fits, b, np.zeros_like(b))), np.zeros_like(a))
 
 
 def _shr(a: Array, b: Array) -> Array:
-    bits = np.asarray(a).dtype.itemsize * 8
-    return np.where(b >= bits, np.zeros_like(a), np.right_shift(a, np.minimum(b, bits - 1).astype(np.asarray(b).dtype)))
+    a, b = np.asarray(a), np.asarray(b)
+    bits = a.dtype.itemsize * 8
+    fits = (b >= 0) & (b < bits)
+    rest = np.zeros_like(a) if a.dtype.kind == "u" else np.right_shift(a, np.full_like(a, bits - 1))
+    return np.where(fits, np.right_shift(a, np.where(fits, b, np.zeros_like(b))), rest)
 
 
 def _row(name: str, arity: int, rule: str, fn: Callable[..., Array], cost: int = 1, commutative: bool = False) -> Prim:
@@ -171,10 +176,11 @@ _ROWS = (
     _row("bitor", 2, "same", np.bitwise_or, commutative=True),
     _row("bitxor", 2, "same", np.bitwise_xor, commutative=True),
     _row("bitnot", 1, "same", np.bitwise_not),
-    _row("shl", 2, "same", _shl),  # by >= width gives 0
-    _row("shr", 2, "same", _shr),  # logical for unsigned, by >= width gives 0
+    _row("shl", 2, "same", _shl),  # by >= width (read as unsigned) gives 0
+    _row("shr", 2, "same", _shr),  # unsigned: zeros come in; signed: copies of the sign; by >= width nothing else is left
     _row("where", 3, "where", np.where),
     _row("cast", 1, "cast", lambda x: x),  # interpreter handles dtype and saturation: ir/interp.py
+    _row("bits", 1, "bits", lambda x: x),  # the same bits as another type of that width: ir/interp.py as well
     # Broadcasting of a dimension whose extent is only known at run time:
     # bcast(i, n) = 0 if n == 1 else i (an index);  bdim(n, m) = m if n == 1 else n (an extent).
     _row("bcast", 2, "same", lambda i, n: np.where(np.equal(n, 1), 0, i)),

@@ -32,7 +32,7 @@ Layout is free; `;` starts a comment. A name that is not plain is quoted: %"a b"
     axes      = "[" [NAME "<" expr {"," ...}] "]"
 
     body      = {"let" NAME "=" expr "in"} expr         shared parts of large bodies
-    expr      = | & (< <= == !=) (+ -) (* / // %) in Python's order, unary -, PRIM(...), DTYPE(x) = cast,
+    expr      = | & (< <= == !=) (+ -) (* / // %) in Python's order, unary -, PRIM(...), DTYPE(x) = cast, bits_DTYPE(x),
                 value[index], axis or dimension name, acc, literal, "(" body ")"
     literal   = 3 (i64) | 1.5 (f32) | true | inf | nan | 3:i32, 1.5:f64 (any other dtype)
 
@@ -227,7 +227,8 @@ def _apply_text(e: Apply, parts: Sequence[str], precs: Sequence[int]) -> str:
         return f"{left} {sign} {right}"
     if name == "neg" and len(parts) == 1 and not isinstance(e.args[0], Lit):
         return f"-({parts[0]})" if precs[0] <= _UNARY else f"-{parts[0]}"
-    return f"{e.dtype if name == 'cast' else name}({', '.join(parts)})"
+    word = {"cast": f"{e.dtype}", "bits": f"bits_{e.dtype}"}.get(name, name)
+    return f"{word}({', '.join(parts)})"
 
 
 def _body_text(root: Expr, names: Names | None, first: int = 0) -> tuple[list[tuple[str, str]], str]:

@@ -37,7 +37,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
         "DFT", "STFT", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow", "Det", "ImageDecoder",
     )),
     *((n, _TODO) for n in (
-        "MaxRoiPool", "AffineGrid", "Col2Im", "CenterCropPad", "DeformConv", "BitCast",
+        "MaxRoiPool", "AffineGrid", "Col2Im", "CenterCropPad", "DeformConv",
     )),
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, Lit, apply, cast, eq, lit, where
+from onnxfuse.ir.expr import Expr, Lit, apply, bits, cast, eq, lit, where
 from onnxfuse.ir.op import ulp
 from onnxfuse.ops import dsl
 from onnxfuse.ops.dsl import Loops, erf, exp, isinf, isnan, log, log1p, maximum, minimum, power, sqrt
@@ -53,10 +53,12 @@ def Div(x, y):
 
 @pointwise(since=10)
 def Mod(x, y, *, fmod=0):
-    """Remainder: sign of the divisor (fmod=0, integers) or of the dividend (fmod=1)."""
-    if x.dtype.is_float and not fmod:
-        raise Unsupported("UN_ATTR", "Mod with fmod=0 on floats is invalid")
-    return dsl.fmod(x, y) if fmod else x % y
+    """Remainder: sign of the divisor (fmod=0; floats from opset 28) or of the dividend (fmod=1)."""
+    if fmod or not x.dtype.is_float:
+        return dsl.fmod(x, y) if fmod else x % y
+    rest = dsl.fmod(x, y)
+    opposite = apply("ne", rest < 0, y < 0)
+    return where(eq(rest, lit(0, x.dtype)), dsl.copysign(rest, y), where(opposite, rest + y, rest))
 
 
 @pointwise(tol=ulp(4))
@@ -478,9 +480,9 @@ def BitwiseNot(x):
     return apply("bitnot", x)
 
 
-@pointwise(since=11, dtypes=(DType.U8, DType.U16, DType.U32, DType.U64))  # signed from opset 28: declined
+@pointwise(since=11)
 def BitShift(x, y, *, direction):
-    """X shifted by y bits; by the width or more gives 0."""
+    """X shifted by y bits; a right shift keeps the sign; what is shifted by the width or more leaves nothing else."""
     return dsl.shl(x, y) if direction == "LEFT" else dsl.shr(x, y)
 
 
@@ -492,6 +494,17 @@ def Cast(x, *, to, saturate=1, round_mode="up"):
     if target is None or not target.computable:
         raise Unsupported("UN_DTYPE", f"Cast to {target or to} only passes through")
     return cast(x, target)
+
+
+@view(since=26)
+def BitCast(x, *, to):
+    """The same bits as another element type of that width."""
+    target = DType.from_onnx(to)
+    if target is None or not target.computable or DType.BOOL in (x.dtype, target):
+        raise Unsupported("UN_DTYPE", f"BitCast of {x.dtype} to {target or to} only passes through")
+    if target.bytes != x.dtype.bytes:
+        raise Unsupported("UN_SHAPE_MISMATCH", f"BitCast of {x.dtype} to {target}: the widths differ")
+    return Loops(x.shape, lambda *i: bits(x[i], target), target)
 
 
 @view(since=15)

@@ -25,7 +25,7 @@ FLOAT_ONLY = {"div", "sqrt", "floor", "ceil", "rint", "trunc", "copysign", "isna
 INT_ONLY = {"idiv", "floordiv", "mod", "bitand", "bitor", "bitxor", "bitnot", "shl", "shr", "bcast", "bdim"}
 HALF_TOO = {"neg", "abs", "copysign", "min", "max", "isnan", "isinf", "where", *COMPARE}
 LOGIC = {"and", "or", "xor", "not"}
-APART = {"cast", "pow", "where", *vecmath.UNARY}  # tested on their own
+APART = {"cast", "bits", "pow", "where", *vecmath.UNARY}  # tested on their own
 
 
 def dtypes_of(name: str) -> tuple[DType, ...]:
@@ -94,7 +94,7 @@ def same_bits(got: np.ndarray, want: np.ndarray, zeros: bool = True) -> None:
 
 
 def test_same_keys_as_the_prim_table():
-    assert set(LOWER) | {"cast"} == set(PRIMS)
+    assert set(LOWER) | {"cast", "bits"} == set(PRIMS)
 
 
 @pytest.mark.parametrize("name", [n for n in PRIMS if n not in APART])
@@ -139,6 +139,22 @@ def test_integer_power_wraps(target):
             np.testing.assert_array_equal(scrap(f"{dtype}.{lanes}", [x, y], dtype), np.power(x, y))
     x, y = np.array([2, 1, -1, -1] * 4, np.int32), np.array([-1, -5, -3, -2] * 4, np.int32)
     np.testing.assert_array_equal(scrap("i32.4", [x, y], DType.I32), np.array([0, 1, -1, 1] * 4))
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_bits_are_read_as_another_type(target, rng):
+    same = [(s, d) for s in ALL for d in ALL if s is not d and s.bytes == d.bytes and DType.BOOL not in (s, d)]
+    pieces = {
+        f"{s}.{d}.{lanes}": ([s], d, lanes, lambda b, regs, s=s, d=d: lower(b, "bits", regs, s, d))
+        for s, d in same
+        for lanes in (1, 8)
+    }
+    scrap = lower_all(target, pieces)
+    for s, d in same:
+        x = rng.integers(0, 256, 64 * s.bytes).astype(np.uint8).view(s.numpy)
+        for lanes in (1, 8):
+            got = scrap(f"{s}.{d}.{lanes}", [x], d)
+            np.testing.assert_array_equal(got.view(np.uint8), x.view(np.uint8))
 
 
 @functools.cache

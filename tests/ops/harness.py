@@ -254,8 +254,8 @@ def differing(want: np.ndarray, got: np.ndarray, op: Op) -> Iterator[str]:
     if not is_float(want):
         bad = np.asarray(want != got)
     else:
-        w, g = want.astype(np.float64), got.astype(np.float64)
         with np.errstate(all="ignore"):
+            w, g = want.astype(np.float64), got.astype(np.float64)
             same = (w == g) | (np.isnan(w) & np.isnan(g))
             if op.tol.kind == "exact" and op.name not in ZERO_SIGN_FREE:
                 same &= (w != 0) | (g != 0) | (np.signbit(w) == np.signbit(g))

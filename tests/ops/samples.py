@@ -173,6 +173,8 @@ def _mod(op, opset):
         a, b = _divisors(dtype)
         if not is_float(dtype):
             yield sample(a, b, may=dtype != I32)
+        elif opset >= 28:
+            yield sample(a, b, may=dtype == BF16)
         yield sample(a, b, may=dtype not in (I32, F32), fmod=1)
     yield sample(rand((2, 1), I64), rand((3,), I64, lo=1))
 
@@ -269,9 +271,11 @@ def _where(op, opset):
 @rows("BitShift")
 def _bitshift(op, opset):
     for direction in ("LEFT", "RIGHT"):
-        for dtype in (U8, U16, U32, U64):
+        for dtype in INTS:
+            if dtype.kind == "i" and opset < 28:
+                continue
             bits = dtype.itemsize * 8
-            by = np.array([[0, 1, 3, bits - 1]], dtype)
+            by = np.array([[0, 1, 3, bits - 1] + ([bits, 100, -1] if dtype.kind == "i" else [])], dtype)
             yield sample(specials(dtype)[:, None], by, may=dtype == U16, direction=direction)
         for left, right in PAIRS:
             yield sample(rand(left, U8, "a"), rand(right, U8, "b"), direction=direction)
@@ -302,6 +306,16 @@ def _cast(op, opset):
             yield sample(_castable(src, dst), may=True, to=DType.from_numpy(dst).onnx)
     for shape in SHAPES:
         yield sample(rand(shape), to=DType.I64.onnx)
+
+
+@rows("BitCast")
+def _bitcast(op, opset):
+    for src in DTYPES:
+        for dst in DTYPES:
+            if src.itemsize == dst.itemsize and BOOL not in (src, dst):
+                yield sample(specials(src), may=True, to=DType.from_numpy(dst).onnx)
+    for shape in SHAPES:
+        yield sample(rand(shape), to=DType.I32.onnx)
 
 
 @rows("CastLike")
