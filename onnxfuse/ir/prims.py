@@ -177,7 +177,7 @@ _ROWS = (
     _row("bitxor", 2, "same", np.bitwise_xor, commutative=True),
     _row("bitnot", 1, "same", np.bitwise_not),
     _row("shl", 2, "same", _shl),  # by >= width (read as unsigned) gives 0
-    _row("shr", 2, "same", _shr),  # unsigned: zeros come in; signed: copies of the sign; by >= width nothing else is left
+    _row("shr", 2, "same", _shr),  # unsigned: zeros come in; signed: the sign; by >= width there is nothing else
     _row("where", 3, "where", np.where),
     _row("cast", 1, "cast", lambda x: x),  # interpreter handles dtype and saturation: ir/interp.py
     _row("bits", 1, "bits", lambda x: x),  # the same bits as another type of that width: ir/interp.py as well

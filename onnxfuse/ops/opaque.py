@@ -18,7 +18,6 @@ _STRING = "strings stay with the runtime"
 _SCATTER = "writes through run-time indices"
 _SIGNAL = "transforms stay with the runtime"
 _TODO = "no loop definition yet"
-_GATHER = "run-time indices are checked by the runtime"
 
 _ROWS: tuple[tuple[str, str], ...] = (
     *((n, _DATA) for n in ("NonZero", "Unique", "Compress", "NonMaxSuppression", "Multinomial")),
@@ -37,7 +36,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
         "DFT", "STFT", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow", "Det", "ImageDecoder",
     )),
     *((n, _TODO) for n in (
-        "MaxRoiPool", "AffineGrid", "Col2Im", "CenterCropPad", "DeformConv",
+        "MaxRoiPool", "AffineGrid", "Col2Im", "DeformConv",
     )),
 )  # fmt: skip
 
@@ -86,13 +85,6 @@ def TopK(x, k, *, axis=-1, largest=1, sorted=1):
     at = axis_of(axis, x.rank)
     shape = [*x.shape[:at], k.dims()[0], *x.shape[at + 1 :]]
     return [tensor(x.dtype, shape), tensor(DType.I64, shape)]
-
-
-@shaped(_DATA, since=9)
-def OneHot(indices, depth, values, *, axis=-1):
-    """A new axis with one value at the index and another elsewhere; the shape is known when depth is."""
-    at = axis_of(axis, indices.rank + 1)
-    return tensor(values.dtype, [*indices.shape[:at], depth.dims()[0], *indices.shape[at:]])
 
 
 @shaped(_SEQUENTIAL, since=11)
@@ -194,21 +186,6 @@ def ScatterElements(data, indices, updates, *, axis=0, reduction="none"):
 def ScatterND(data, indices, updates, *, reduction="none"):
     """The data with some slices replaced."""
     return _as(data)
-
-
-@shaped(_GATHER, since=11)
-def GatherND(data, indices, *, batch_dims=0):
-    """Slices by index tuples."""
-    depth = indices.shape[-1]
-    if not isinstance(depth, int):
-        raise Unsupported("UN_DATA_DEPENDENT", "GatherND with index tuples of run-time length", f"length {depth}")
-    return tensor(data.dtype, [*indices.shape[:-1], *data.shape[batch_dims + depth :]])
-
-
-@shaped(_TODO, since=10)
-def ReverseSequence(x, sequence_lens, *, batch_axis=1, time_axis=0):
-    """Prefixes of given lengths reversed."""
-    return _as(x)
 
 
 @shaped(_TODO, since=10)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
-from onnxfuse.errors import Refusal, Unsupported
+from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, apply, cast, i64, lit, where
-from onnxfuse.ir.op import SUM
 from onnxfuse.ir.simplify import as_dim, bounds, dim_expr, known, same, simplify
 from onnxfuse.ir.types import Dim
 from onnxfuse.ops.dsl import (
@@ -473,72 +468,23 @@ def Pad(x, pads, constant_value=None, axes=None, *, mode="constant"):
     return _pad(x, begin, end, mode, value)
 
 
-# --- gathering -----------------------------------------------------------------------------------------------------
-def _wrap(index: Expr, dim: Dim) -> Expr:
-    """Negative indices count from the end."""
-    j = cast(index, DType.I64)
-    if isinstance(j, Lit):
-        return simplify(j + dim_expr(dim)) if j.value < 0 else j
-    return where(j < 0, j + dim_expr(dim), j)
-
-
-def _checked(data: Tensor, indices: Tensor, k: int) -> tuple[Refusal | None, list[Expr]]:
-    """Indices known here are checked here or by the kernel (on a run-time extent); others by onnxruntime alone."""
-    d = data.shape[k]
-    if indices.known is None:
-        return Refusal("UN_DATA_DEPENDENT", "run-time indices are checked by the runtime"), []
-    needs: list[Expr] = []
-    for e in indices.known.flat:
-        v = as_dim(cast(e, DType.I64))
-        if not isinstance(v, int):
-            return Refusal("UN_DATA_DEPENDENT", f"index {v} into extent {d} cannot be checked at compile time"), []
-        if isinstance(d, int):
-            if not -d <= v < d:
-                raise Unsupported("UN_SHAPE_MISMATCH", f"index {v} is out of range for extent {d}")
-            continue
-        needs.append(apply("lt", i64(v), d) if v >= 0 else apply("le", i64(-v), d))
-    return None, list(dict.fromkeys(needs))
-
-
-@view
-def Gather(data, indices, *, axis=0):
-    """Entries of an axis by index."""
-    k = axis_of(axis, data.rank)
-    refusal, needs = _checked(data, indices, k)
-    q = indices.rank
-    shape = [*data.shape[:k], *indices.shape, *data.shape[k + 1 :]]
+@view(since=18)
+def CenterCropPad(x, shape, *, axes=None):
+    """Cropped or padded with zeros to a size, around the centre."""
+    chosen = range(x.rank) if axes is None else [axis_of(a, x.rank) for a in axes]
+    wanted = dict(zip(chosen, shape.dims(), strict=True))
+    out = [wanted.get(k, d) for k, d in enumerate(x.shape)]
 
     def body(*i: Expr) -> Expr:
-        j = _wrap(indices[i[k : k + q]] if indices.immediate is None else indices.immediate, data.shape[k])
-        return data[(*i[:k], j, *i[k + q :])]
+        at, inside = list(i), lit(True, DType.BOOL)
+        for k, size in wanted.items():
+            d, s = dim_expr(x.shape[k]), dim_expr(size)
+            cropped, padded = maximum(d - s, 0) // 2, maximum(s - d, 0) // 2
+            at[k] = simplify(i[k] + cropped - padded)
+            inside = inside & between(0, at[k], d)
+        return guarded(simplify(inside), lambda: x[tuple(at)], 0)
 
-    return Loops(shape, body, data.dtype, refusal=refusal, needs=needs)
-
-
-@view(since=11)
-def GatherElements(data, indices, *, axis=0):
-    """Like numpy take_along_axis."""
-    k = axis_of(axis, data.rank)
-    refusal, needs = _checked(data, indices, k)
-
-    def body(*i: Expr) -> Expr:
-        return data[tuple(_wrap(indices[i], data.shape[k]) if n == k else e for n, e in enumerate(i))]
-
-    for n in range(data.rank):
-        if n != k:
-            needs += _at_most(indices.shape[n], data.shape[n])
-    return Loops(indices.shape, body, data.dtype, refusal=refusal, needs=tuple(dict.fromkeys(needs)))
-
-
-def _at_most(a: Dim, b: Dim) -> list[Expr]:
-    """Nothing when a <= b is known, else the comparison the kernel has to make."""
-    need = apply("le", dim_expr(a), dim_expr(b))
-    truth = known(need)
-    if truth is None:
-        return [need]
-    if not truth:
-        raise Unsupported("UN_SHAPE_MISMATCH", f"{a} indices along an axis of {b}")
-    return []
+    return Loops(out, body, x.dtype)
 
 
 # --- space and depth -----------------------------------------------------------------------------------------------
@@ -594,197 +540,3 @@ def EyeLike(x, *, dtype=None, k=0):
     if kind is None or not kind.computable:
         raise Unsupported("UN_DTYPE", "EyeLike of this element type only passes through")
     return Loops(x.shape, lambda i, j: where(apply("eq", j, i + k), lit(1, kind), lit(0, kind)), kind)
-
-
-# --- resize --------------------------------------------------------------------------------------------------------
-F32 = DType.F32
-
-
-def _position(i: Expr, mode: str, scale: Expr, length: Dim, out: Dim) -> Expr:
-    """Source coordinate (f32) of output index i along one dimension."""
-    x = cast(i, F32)
-    length_f, out_f = cast(dim_expr(length), F32), cast(dim_expr(out), F32)
-    match mode:
-        case "asymmetric":
-            return x / scale
-        case "half_pixel":
-            return (x + 0.5) / scale - 0.5
-        case "pytorch_half_pixel":
-            moved = (x + 0.5) / scale - 0.5
-            return where(out_f > 1.0, moved, lit(0, F32))
-        case "align_corners":
-            return where(apply("eq", out_f, lit(1, F32)), lit(0, F32), x * (length_f - 1.0) / (out_f - 1.0))
-        case "half_pixel_symmetric":
-            adjustment = out_f / (scale * length_f)
-            center = length_f / 2.0
-            return center * (lit(1, F32) - adjustment) + (x + 0.5) / scale - 0.5
-    raise AssertionError(mode)
-
-
-_COORDINATES = ("asymmetric", "half_pixel", "pytorch_half_pixel", "align_corners", "half_pixel_symmetric")
-_ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
-
-
-def _nearest(x: Expr, mode: str, scale: Expr) -> Expr:
-    match mode:
-        case "round_prefer_floor":
-            return apply("ceil", x - 0.5)
-        case "round_prefer_ceil":
-            return apply("floor", x + 0.5)
-        case "floor":
-            return apply("floor", x)
-        case "ceil":
-            return apply("ceil", x)
-        case "simple":  # before opset 11: up rounds down, down rounds up
-            return where(scale < 1.0, apply("ceil", x), apply("floor", x))
-    raise AssertionError(mode)
-
-
-def _integral(scale: float, coordinates: str, nearest: str) -> int | None:
-    """The factor of an up-sampling whose source index is exactly i // factor."""
-    exact = (coordinates == "asymmetric" and nearest in ("floor", "simple")) or (
-        coordinates in ("half_pixel", "pytorch_half_pixel") and nearest == "round_prefer_floor"
-    )
-    return int(scale) if exact and scale >= 1 and float(scale).is_integer() else None
-
-
-def resized(x: Tensor, out: Sequence[Dim], scales: Sequence[Expr], mode: str, coordinates: str, nearest: str) -> Loops:
-    """Nearest or (multi-)linear resampling; `scales` are f32 expressions, one per dimension."""
-
-    def is_plain(k: int) -> bool:
-        scale = scales[k]
-        return same(out[k], x.shape[k]) and isinstance(scale, Lit) and scale.value == 1.0
-
-    def taps(k: int, i: Expr) -> list[tuple[Expr, Expr | None]]:
-        """(index, weight) pairs along dimension k."""
-        if is_plain(k):
-            return [(i, None)]
-        last = dim_expr(x.shape[k]) - 1
-        scale = scales[k]
-        if mode == "nearest":
-            factor = _integral(float(scale.value), coordinates, nearest) if isinstance(scale, Lit) else None
-            if factor is not None:
-                return [(i // factor, None)]
-            at = cast(_nearest(_position(i, coordinates, scale, x.shape[k], out[k]), nearest, scale), DType.I64)
-            return [(minimum(maximum(at, 0), last), None)]
-        pos = _position(i, coordinates, scale, x.shape[k], out[k])
-        pos = minimum(maximum(pos, 0.0), cast(last, F32))
-        low = cast(pos, DType.I64)
-        high = minimum(low + 1, last)
-        part = pos - cast(low, F32)
-        return [(low, lit(1, F32) - part), (high, part)]
-
-    def body(*i: Expr) -> Expr:
-        grid: list[tuple[tuple[Expr, ...], Expr | None]] = [((), None)]
-        for k, e in enumerate(i):
-            grid = [
-                ((*index, j), w if v is None else v if w is None else w * v) for index, w in grid for j, v in taps(k, e)
-            ]
-        if len(grid) == 1:
-            return x[grid[0][0]]
-        total: Expr | None = None
-        for index, w in grid:
-            assert w is not None
-            term = cast(x[index], F32) * w
-            total = term if total is None else total + term
-        assert total is not None
-        return cast(total, x.dtype)
-
-    return Loops(list(out), body, x.dtype)
-
-
-def _scaled_dim(d: Dim, scale: float) -> Dim:
-    if float(scale).is_integer():
-        return as_dim(dim_expr(d) * int(scale))
-    if isinstance(d, int):
-        return math.floor(np.float32(d) * np.float32(scale))
-    return as_dim(cast(apply("floor", cast(d, F32) * scale), DType.I64))
-
-
-def _ratio(out: Dim, d: Dim) -> Expr:
-    if same(out, d):
-        return lit(1, F32)
-    if isinstance(out, int) and isinstance(d, int):
-        return lit(out / d if d else 1, F32)
-    return cast(dim_expr(out), F32) / cast(dim_expr(d), F32)
-
-
-def _whole(x: Tensor, given: Sequence[Any], axes: Sequence[int] | None, rest: Sequence[Any]) -> list[Any]:
-    """Values listed for some axes (in their order), `rest` for the others."""
-    if axes is None:
-        return list(given)
-    full = list(rest)
-    for a, v in zip(axes, given, strict=True):
-        full[axis_of(a, x.rank)] = v
-    return full
-
-
-def _resize(
-    x: Tensor,
-    scales: Tensor | None,
-    sizes: Tensor | None,
-    mode: str,
-    coordinates: str,
-    nearest: str,
-    axes: Sequence[int] | None = None,
-) -> Loops:
-    if sizes is not None and sizes.shape != (0,):
-        out = _whole(x, sizes.dims(), axes, x.shape)
-        factors: list[Expr] = [_ratio(o, d) for o, d in zip(out, x.shape, strict=True)]
-    elif scales is None:
-        raise Unsupported("UN_ARITY", "Resize has neither scales nor sizes")
-    else:
-        values = _whole(x, scales.floats(), axes, [1.0] * x.rank)
-        out = [_scaled_dim(d, s) for d, s in zip(x.shape, values, strict=True)]
-        factors = [lit(s, F32) for s in values]
-    if mode not in ("nearest", "linear") or coordinates not in _COORDINATES or nearest not in _ROUNDINGS:
-        return declined(out, x.dtype, "UN_ATTR", f"Resize mode={mode}, coordinates {coordinates} is not implemented")
-    if mode != "nearest" and x.dtype not in (F32, DType.F16):
-        return declined(out, x.dtype, "UN_DTYPE", f"Resize mode={mode} on {x.dtype} is not implemented")
-    return resized(x, out, factors, mode, coordinates, nearest)
-
-
-@view(name="Upsample", since=9, tol=SUM)
-def Upsample(x, scales, *, mode="nearest"):
-    """Resize with asymmetric coordinates; nearest rounds down."""
-    return _resize(x, scales, None, mode, "asymmetric", "simple")
-
-
-@view(name="Upsample", since=7, tol=SUM)
-def Upsample_7(x, *, mode="nearest", scales):
-    """Resize with scales as attribute."""
-    out = [_scaled_dim(d, s) for d, s in zip(x.shape, scales, strict=True)]
-    return resized(x, out, [lit(s, F32) for s in scales], mode, "asymmetric", "simple")
-
-
-@view(name="Resize", since=10, tol=SUM)
-def Resize_10(x, scales, *, mode="nearest"):
-    """Resize of opset 10: asymmetric coordinates; nearest rounds down when growing, up when shrinking."""
-    return _resize(x, scales, None, mode, "asymmetric", "simple")
-
-
-@view(since=11, tol=SUM)
-def Resize(
-    x,
-    roi=None,
-    scales=None,
-    sizes=None,
-    *,
-    coordinate_transformation_mode="half_pixel",
-    cubic_coeff_a=-0.75,
-    exclude_outside=0,
-    extrapolation_value=0.0,
-    mode="nearest",
-    nearest_mode="round_prefer_floor",
-    antialias=0,
-    axes=None,
-    keep_aspect_ratio_policy="stretch",
-):
-    """Resampling: nearest and linear; of other modes only the shape is known."""
-    if keep_aspect_ratio_policy != "stretch":
-        raise Unsupported("UN_ATTR", f"Resize with keep_aspect_ratio_policy={keep_aspect_ratio_policy}")
-    used = None if scales is None or scales.shape == (0,) else scales
-    made = _resize(x, used, sizes, mode, coordinate_transformation_mode, nearest_mode, axes)
-    if antialias or (exclude_outside and mode == "cubic"):
-        return declined(made.shape, x.dtype, "UN_ATTR", "Resize with antialias or exclude_outside is not implemented")
-    return made

@@ -691,6 +691,17 @@ def _gatherelements(op, opset):
     yield sample(data, np.array([[0, 1, 2, 0]], np.int64))
 
 
+@rows("CenterCropPad")
+def _center_crop_pad(op, opset):
+    for shape in ((5, 6, 3), (4, 9, 3)):
+        for size in ((5, 6, 3), (3, 3, 3), (10, 7, 3), (4, 13, 4), (1, 1, 1), (0, 2, 2)):
+            yield sample(rand(shape), ints(*size), const=[1])
+            yield sample(rand(shape), ints(*size[1:]), const=[1], axes=[0, 1])
+        yield sample(rand(shape), ints(7, 2), const=[1], axes=[-3, -2])
+    for dtype in DTYPES:
+        yield sample(rand((3, 8), dtype), ints(5, 5), const=[1], may=True)
+
+
 @rows("GatherND")
 def _gathernd(op, opset):
     data = rand((2, 3, 4))
@@ -767,7 +778,8 @@ def _resize(op, opset):
     empty = _f32()
     for mode in ("nearest", "linear", "cubic"):
         for coordinates in MODES[: 6 if opset >= 19 else 4]:
-            if coordinates == "tf_crop_and_resize" or (coordinates == "half_pixel_symmetric" and mode == "cubic"):
+            if coordinates == "tf_crop_and_resize":
+                yield from _crops(shape, mode, opset)
                 continue
             attrs = {"mode": mode, "coordinate_transformation_mode": coordinates}
             for scales in ((1, 1, 2, 2), (1, 1, 0.5, 0.6), (1, 1, 1.5, 2.3), (1, 1, 3, 1)):
@@ -787,7 +799,13 @@ def _resize(op, opset):
                     nearest_mode=nearest,
                     coordinate_transformation_mode=coordinates,
                 )
+    for a in (-0.5, -0.75, 0.3):
+        for exclude in (0, 1):
+            attrs = {"mode": "cubic", "cubic_coeff_a": a, "exclude_outside": exclude}
+            for scales in ((1, 1, 2, 2), (1, 1, 0.5, 0.6), (1, 1, 0.8, 2.3)):
+                yield sample(rand(shape), empty, _f32(*scales), const=[1, 2], **attrs)
     for dtype in (F64, F16, U8, I8, I32):
+        yield sample(rand(shape, dtype), empty, _f32(1, 1, 1.5, 2.3), const=[1, 2], may=True, mode="cubic")
         yield sample(rand(shape, dtype), empty, _f32(1, 1, 2, 2), const=[1, 2], may=True)
         yield sample(rand(shape, dtype), empty, _f32(1, 1, 1.5, 2.3), const=[1, 2], may=True, mode="linear")
     yield sample(rand((2, 6)), empty, _f32(1, 1.5), const=[1, 2], may=True)
@@ -800,6 +818,19 @@ def _resize(op, opset):
         for policy in ("not_larger", "not_smaller"):
             yield sample(rand(shape), None, None, ints(7, 9), const=[3], axes=[2, 3], keep_aspect_ratio_policy=policy)
         yield sample(rand(shape), None, _f32(1, 1, 0.6, 0.6), const=[2], mode="linear", antialias=1)
+
+
+def _crops(shape, mode, opset):
+    attrs = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize"}
+    for y0, x0, y1, x1 in ((0.4, 0.6, 0.6, 0.8), (0, 0, 1, 1), (0.4, 0.6, 1.2, 1.7), (0.9, 0.8, 0.1, -0.5)):
+        roi = _f32(0, 0, y0, x0, 1, 1, y1, x1)
+        for sizes in ((1, 2, 3, 3), (1, 2, 4, 5), (1, 2, 1, 9)):
+            yield sample(rand(shape), roi, _f32(), ints(*sizes), const=[1, 2, 3], **attrs)
+            yield sample(rand(shape), roi, _f32(), ints(*sizes), const=[1, 2, 3], extrapolation_value=7.5, **attrs)
+        if opset >= 18:
+            for axes, size in (([2, 3], (3, 4)), ([3, 2], (4, 3))):
+                part = _f32(y0, x0, y1, x1) if axes[0] == 2 else _f32(x0, y0, x1, y1)
+                yield sample(rand(shape), part, None, ints(*size), const=[1, 3], axes=axes, **attrs)
 
 
 @rows("Upsample")
@@ -1208,6 +1239,13 @@ def _topk(op, opset):
 def _onehot(op, opset):
     for axis in (-1, 0, 1):
         yield sample(np.int64([[0, 1], [2, 0]]), np.int64(3), _f32(0, 1), const=[1], axis=axis)
+        for kind in (I32, I64, F32):  # out of range is off; negative counts from the end
+            picks = np.array([0, -1, -4, 3, 2, -3, 7], kind)
+            yield sample(picks, np.int64(3), _f32(0.5, 2), const=[1], may=kind != I64, axis=min(axis, 0))
+    for dtype in (F32, F64, F16, BF16, *INTS, BOOL):
+        yield sample(ints(0, 7, 8), np.array([12], I64), np.array([0, 1], dtype), const=[1], may=True)
+    for depth in (np.float32(5), np.array([5], I32)):
+        yield sample(ints(0, 7, 4), depth, np.array([3, 4], I64), const=[1], may=True)
 
 
 @rows("CumSum", "CumProd")
@@ -1244,6 +1282,11 @@ def _scatternd(op, opset):
 @rows("ReverseSequence")
 def _reversesequence(op, opset):
     yield sample(rand((4, 3)), ints(1, 2, 3))
+    yield sample(rand((4, 3)), ints(1, 4, 0), const=[1])
+    for dtype in DTYPES:
+        for batch, time in ((0, 1), (1, 0)):
+            x, lengths = rand((4, 4, 2), dtype), ints(1, 0, 3, 4)
+            yield sample(x, lengths, const=[1], may=dtype not in (F32, I64), batch_axis=batch, time_axis=time)
 
 
 @rows("GridSample")
