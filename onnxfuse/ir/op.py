@@ -71,6 +71,7 @@ class Op:
     fn       the decorated function: the meaning (None for opaque ops)
     reason   for opaque ops: why it is never fused
     dtypes   element types the entry covers; empty = every computable dtype
+    types    types of the results of a node whose formula declines it, like `fn` on tensors; None: not known then
     """
 
     name: str
@@ -83,6 +84,7 @@ class Op:
     dtypes: frozenset[DType] = frozenset()
     reason: str = ""
     doc: str = ""
+    types: Callable[..., Any] | None = None
 
     def __str__(self) -> str:
         return self.name if not self.domain else f"{self.domain}::{self.name}"

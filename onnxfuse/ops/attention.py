@@ -16,6 +16,7 @@ from onnxfuse.ir.simplify import same
 from onnxfuse.ir.types import Dim
 from onnxfuse.ops.composite import Softmax, back, wide
 from onnxfuse.ops.contract import MatMul
+from onnxfuse.ops.gather import Gather
 from onnxfuse.ops.pointwise import And, Cast, Equal, GreaterOrEqual, LessOrEqual, Tanh, Where
 from onnxfuse.ops.reduce import ReduceMax
 from onnxfuse.ops.table import KNOWN_LIMIT, GraphTensor, composite
@@ -282,9 +283,10 @@ def _may_be_empty(mask: GraphTensor | None, valid: GraphTensor | None, how: _Sco
 def RotaryEmbedding(x, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=0, rotary_embedding_dim=0):
     """Rotation of pairs of elements by position."""
     if position_ids is not None:
-        raise Unsupported(
-            "UN_DATA_DEPENDENT", "RotaryEmbedding by run-time positions: indices are checked by the runtime"
-        )
+        if position_ids.known is None:
+            why = "RotaryEmbedding by run-time positions: indices are checked by the runtime"
+            raise Unsupported("UN_DATA_DEPENDENT", why)
+        cos_cache, sin_cache = (Gather(c, position_ids, axis=0) for c in (cos_cache, sin_cache))
     flat = x.rank == 3
     w = wide(_headed(x, num_heads) if flat else x)
     size = _static(w.shape[3])

@@ -279,6 +279,26 @@ def _inside(at: Sequence[Expr], shape: Sequence[Dim]) -> Expr:
     return simplify(inside)
 
 
+@contract(since=11)
+def Det(x):
+    """Determinant of small square matrices, written out."""
+    if x.shape[-1] not in (1, 2, 3) or x.shape[-2] != x.shape[-1]:
+        return declined(x.shape[:-2], x.dtype, "UN_OPAQUE", f"Det of {x.shape[-2]} x {x.shape[-1]} matrices")
+    n = x.shape[-1]
+
+    def body(*i: Expr) -> Expr:
+        a = [[compute(x[(*i, i64(r), i64(c))]) for c in range(n)] for r in range(n)]
+        if n == 1:
+            return a[0][0]
+        if n == 2:
+            return a[0][0] * a[1][1] - a[0][1] * a[1][0]
+        pairs = [(1, 2), (0, 2), (0, 1)]
+        minors = [a[0][c] * (a[1][p] * a[2][q] - a[1][q] * a[2][p]) for c, (p, q) in enumerate(pairs)]
+        return minors[0] - minors[1] + minors[2]
+
+    return Loops(x.shape[:-2], body, x.dtype)
+
+
 def _static(d: Dim, what: str) -> int:
     if not isinstance(d, int):
         raise Unsupported("UN_DATA_DEPENDENT", f"run-time {what} extent {d}")

@@ -9,7 +9,6 @@ from onnxfuse.ops.dsl import Tensor, axis_of, broadcast_shape
 from onnxfuse.ops.table import opaque, shaped
 
 _DATA = "the output shape or order depends on data"
-_SEQUENTIAL = "every element depends on the one before"
 _CONTROL = "control flow; what its bodies hold is optimized with --include-subgraph only"
 _MAPPED = "control flow; the body is kept as it is"
 _RANDOM = "random; must not be moved or merged"
@@ -31,12 +30,12 @@ _ROWS: tuple[tuple[str, str], ...] = (
     *((n, _STRING) for n in (
         "StringNormalizer", "TfIdfVectorizer", "RegexFullMatch", "StringConcat", "StringSplit",
     )),
-    *((n, _SCATTER) for n in ("Scatter", "TensorScatter", "MaxUnpool")),
+    *((n, _SCATTER) for n in ("TensorScatter", "MaxUnpool")),
     *((n, _SIGNAL) for n in (
-        "DFT", "STFT", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow", "Det", "ImageDecoder",
+        "DFT", "STFT", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow", "ImageDecoder",
     )),
     *((n, _TODO) for n in (
-        "MaxRoiPool", "AffineGrid", "Col2Im", "DeformConv",
+        "MaxRoiPool", "DeformConv",
     )),
 )  # fmt: skip
 
@@ -85,107 +84,6 @@ def TopK(x, k, *, axis=-1, largest=1, sorted=1):
     at = axis_of(axis, x.rank)
     shape = [*x.shape[:at], k.dims()[0], *x.shape[at + 1 :]]
     return [tensor(x.dtype, shape), tensor(DType.I64, shape)]
-
-
-@shaped(_SEQUENTIAL, since=11)
-def CumSum(x, axis, *, exclusive=0, reverse=0):
-    """Running sum."""
-    return _as(x)
-
-
-@shaped(_SEQUENTIAL, since=26)
-def CumProd(x, axis, *, exclusive=0, reverse=0):
-    """Running product."""
-    return _as(x)
-
-
-def _recurrent(x: Tensor, r: Tensor, direction: str, layout: int, states: int) -> list[TensorType]:
-    hidden = r.shape[-1]
-    ways = 2 if direction == "bidirectional" else 1
-    if layout:
-        batch, length = x.shape[:2]
-        return [tensor(x.dtype, [batch, length, ways, hidden]), *([tensor(x.dtype, [batch, ways, hidden])] * states)]
-    length, batch = x.shape[:2]
-    return [tensor(x.dtype, [length, ways, batch, hidden]), *([tensor(x.dtype, [ways, batch, hidden])] * states)]
-
-
-@shaped(_SEQUENTIAL)
-def LSTM(
-    x,
-    w,
-    r,
-    b=None,
-    sequence_lens=None,
-    initial_h=None,
-    initial_c=None,
-    p=None,
-    *,
-    activation_alpha=None,
-    activation_beta=None,
-    activations=None,
-    clip=None,
-    direction="forward",
-    hidden_size=None,
-    input_forget=0,
-    layout=0,
-):
-    """Long short-term memory."""
-    return _recurrent(x, r, direction, layout, 2)
-
-
-@shaped(_SEQUENTIAL)
-def GRU(
-    x,
-    w,
-    r,
-    b=None,
-    sequence_lens=None,
-    initial_h=None,
-    *,
-    activation_alpha=None,
-    activation_beta=None,
-    activations=None,
-    clip=None,
-    direction="forward",
-    hidden_size=None,
-    linear_before_reset=0,
-    layout=0,
-):
-    """Gated recurrent unit."""
-    return _recurrent(x, r, direction, layout, 1)
-
-
-@shaped(_SEQUENTIAL)
-def RNN(
-    x,
-    w,
-    r,
-    b=None,
-    sequence_lens=None,
-    initial_h=None,
-    *,
-    activation_alpha=None,
-    activation_beta=None,
-    activations=("Tanh", "Tanh"),
-    clip=None,
-    direction="forward",
-    hidden_size=None,
-    layout=0,
-):
-    """Plain recurrent net."""
-    return _recurrent(x, r, direction, layout, 1)
-
-
-@shaped(_SCATTER, since=11)
-def ScatterElements(data, indices, updates, *, axis=0, reduction="none"):
-    """The data with some elements replaced."""
-    return _as(data)
-
-
-@shaped(_SCATTER, since=11)
-def ScatterND(data, indices, updates, *, reduction="none"):
-    """The data with some slices replaced."""
-    return _as(data)
 
 
 @shaped(_TODO, since=10)

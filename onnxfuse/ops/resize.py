@@ -120,17 +120,21 @@ def _two(d: _Dimension, i: Expr, how: Sampling) -> Taps:
     return [(low, lit(1, F32) - part), (minimum(low + 1, last), part)]
 
 
-def _four(d: _Dimension, i: Expr, how: Sampling) -> Taps:
-    pos = d.position(i, how.coordinates)
-    whole = floor(pos)
-    s, a, low = pos - whole, how.cubic_a, cast(whole, DType.I64)
-    r = lit(1, F32) - s
-    weights = [
+def cubic_weights(s: Expr, a: float) -> list[Expr]:
+    """Weights of the four elements around a place that is `s` behind the second one (cubic convolution)."""
+    r = lit(1, s.dtype) - s
+    return [
         (((s + 1) * a - 5 * a) * (s + 1) + 8 * a) * (s + 1) - 4 * a,
         (s * (a + 2) - (a + 3)) * s * s + 1,
         (r * (a + 2) - (a + 3)) * r * r + 1,
         (((r + 1) * a - 5 * a) * (r + 1) + 8 * a) * (r + 1) - 4 * a,
     ]
+
+
+def _four(d: _Dimension, i: Expr, how: Sampling) -> Taps:
+    pos = d.position(i, how.coordinates)
+    whole = floor(pos)
+    low, weights = cast(whole, DType.I64), cubic_weights(pos - whole, how.cubic_a)
     size = dim_expr(d.length)
     if how.exclude_outside:
         weights = [where(between(0, low + k, size), w, lit(0, F32)) for k, w in enumerate(weights, -1)]

@@ -1,4 +1,4 @@
-"""Sampling at given coordinates: GridSample by nearest element or linear interpolation.
+"""Sampling at given coordinates: GridSample, and the AffineGrid that makes its coordinates.
 
 Coordinates are data, so every index is clamped or guarded: whatever they hold, nothing outside of the tensor is read.
 """
@@ -15,8 +15,21 @@ from onnxfuse.ir.expr import Expr, apply, cast, eq, i64, lit, where
 from onnxfuse.ir.op import SUM
 from onnxfuse.ir.simplify import dim_expr
 from onnxfuse.ir.types import Dim
-from onnxfuse.ops.dsl import Loops, Tensor, between, declined, equal_extents, floor, maximum, minimum, rint, trunc
-from onnxfuse.ops.table import view
+from onnxfuse.ops.dsl import (
+    Loops,
+    Tensor,
+    between,
+    compute,
+    declined,
+    equal_extents,
+    floor,
+    maximum,
+    minimum,
+    rint,
+    trunc,
+)
+from onnxfuse.ops.resize import cubic_weights
+from onnxfuse.ops.table import contract, view
 
 _KINDS = (DType.F32, DType.F64)
 
@@ -24,22 +37,51 @@ _KINDS = (DType.F32, DType.F64)
 @view(name="GridSample", since=16, tol=SUM)
 def GridSample_16(x, grid, *, align_corners=0, mode="bilinear", padding_mode="zeros"):
     """Sampling of planes at given coordinates."""
-    return _sampled(x, grid, bool(align_corners), {"bilinear": "linear"}.get(mode, mode), padding_mode)
+    plain = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    return _sampled(x, grid, bool(align_corners), plain, padding_mode)
 
 
 @view(since=20, tol=SUM)
 def GridSample(x, grid, *, align_corners=0, mode="linear", padding_mode="zeros"):
-    """Sampling at given coordinates, by nearest element or linear interpolation."""
+    """Sampling at given coordinates, by nearest element, linear or cubic interpolation."""
     return _sampled(x, grid, bool(align_corners), mode, padding_mode)
+
+
+@contract(since=20)
+def AffineGrid(theta, size, *, align_corners=0):
+    """Coordinates -1..1 of every place of an image of that size, moved by the matrix of its batch."""
+    if not theta.dtype.is_float:
+        raise Unsupported("UN_DTYPE", f"AffineGrid on {theta.dtype} is not implemented")
+    spatial, work = size.dims()[2:], theta.dtype.compute
+    n = len(spatial)
+
+    def place(i: Expr, extent: Dim) -> Expr:
+        length = cast(dim_expr(extent), work)
+        if not align_corners:
+            return (cast(i, work) * 2 + 1) / length - 1
+        alone = eq(length, lit(1, work))  # onnxruntime puts a single place at the end
+        return where(alone, lit(1, work), cast(i, work) * 2 / (length - 1) - 1)
+
+    def body(*i: Expr) -> Expr:
+        row = i[-1]
+        total = compute(theta[i[0], row, n])
+        for k, (e, d) in enumerate(zip(reversed(i[1:-1]), reversed(spatial), strict=True)):
+            total = total + compute(theta[i[0], row, k]) * place(e, d)
+        return total
+
+    needs = equal_extents((theta.shape[1], n), (theta.shape[2], n + 1), (size.dims()[0], theta.shape[0]))
+    return Loops([theta.shape[0], *spatial, n], body, theta.dtype, needs=needs)
 
 
 def _sampled(x: Tensor, grid: Tensor, aligned: bool, mode: str, padding: str) -> Loops:
     shape = [x.shape[0], x.shape[1], *grid.shape[1:-1]]
-    if mode not in ("linear", "nearest") or padding not in ("zeros", "border", "reflection"):
+    if mode not in ("linear", "nearest", "cubic") or padding not in ("zeros", "border", "reflection"):
         return declined(shape, x.dtype, "UN_ATTR", f"GridSample mode={mode}, padding {padding} is not implemented")
     if x.dtype not in _KINDS or grid.dtype is not x.dtype:
         return declined(shape, x.dtype, "UN_DTYPE", f"GridSample of {x.dtype} at {grid.dtype} is not implemented")
     n = x.rank - 2
+    if mode == "cubic" and n != 2:
+        return declined(shape, x.dtype, "UN_ATTR", f"GridSample mode=cubic over {n} dimensions is not implemented")
     if n < 1:
         raise Unsupported("UN_SHAPE_MISMATCH", f"GridSample of {x.type}")
     ends = [_ends(d, aligned, x.dtype) for d in x.shape[2:]]
@@ -65,7 +107,10 @@ def _sampled(x: Tensor, grid: Tensor, aligned: bool, mode: str, padding: str) ->
         if mode == "nearest":
             return element(i, places)
         low = [floor(p) for p in places]
-        return _blend(places, low, lambda corner: element(i, [p + c for p, c in zip(low, corner, strict=True)]))
+        weigh = _linear if mode == "linear" else _cubic
+        weights = [weigh(p, j) for p, j in zip(places, low, strict=True)]
+        first = 0 if mode == "linear" else -1
+        return _blend(weights, lambda corner: element(i, [p + (c + first) for p, c in zip(low, corner, strict=True)]))
 
     needs = [*equal_extents((grid.shape[0], x.shape[0]), (grid.shape[-1], n)), *_some(x.shape[2:])]
     return Loops(shape, body, x.dtype, needs=needs)
@@ -78,14 +123,24 @@ def _some(shape: Sequence[Dim]) -> list[Expr]:
     return [apply("lt", i64(0), dim_expr(d)) for d in shape if not isinstance(d, int)]
 
 
-def _blend(places: Sequence[Expr], low: Sequence[Expr], corner: Callable[[tuple[int, ...]], Expr]) -> Expr:
-    """Linear interpolation between the corners around a place, the last dimension first."""
-    n = len(places)
-    values = {c: corner(c) for c in itertools.product((0, 1), repeat=n)}
+def _blend(weights: Sequence[Sequence[Expr]], corner: Callable[[tuple[int, ...]], Expr]) -> Expr:
+    """The weighed elements around a place, the last dimension first."""
+    n, taps = len(weights), range(len(weights[0]))
+    values = {c: corner(c) for c in itertools.product(taps, repeat=n)}
     for k in reversed(range(n)):
-        up, down = places[k] - low[k], low[k] + 1 - places[k]
-        values = {c: down * values[*c, 0] + up * values[*c, 1] for c in itertools.product((0, 1), repeat=k)}
+        values = {
+            c: reduce(lambda a, b: a + b, [w * values[*c, t] for t, w in enumerate(weights[k])])
+            for c in itertools.product(taps, repeat=k)
+        }
     return values[()]
+
+
+def _linear(place: Expr, low: Expr) -> list[Expr]:
+    return [low + 1 - place, place - low]
+
+
+def _cubic(place: Expr, low: Expr) -> list[Expr]:
+    return cubic_weights(place - low, -0.75)
 
 
 def _denormal(v: Expr, extent: Dim, aligned: bool) -> Expr:

@@ -96,11 +96,11 @@ def _family(family: Family, tol: Tol) -> Callable[..., Any]:
         dtypes: Iterable[DType] = (),
         domain: str = "",
         name: str | None = None,
+        types: Callable[..., Any] | None = None,
     ) -> Any:
         def wrap(f: Callable[..., Any]) -> OpFn:
-            return _register(
-                f, family, name or f.__name__, since, tol=tol, dtype=dtype, dtypes=frozenset(dtypes), domain=domain
-            )
+            fields = {"tol": tol, "dtype": dtype, "dtypes": frozenset(dtypes), "domain": domain, "types": types}
+            return _register(f, family, name or f.__name__, since, **fields)
 
         return wrap if fn is None else wrap(fn)
 
@@ -406,10 +406,9 @@ def _compute(node: Node, out: Value, loops: Loops) -> Compute:
 def infer(node: Node, facts: Facts, opset: int) -> list[TensorType]:
     """Types of a node's outputs. Raises Unsupported when the table cannot tell."""
     if node.op.family is Family.COMPOSITE:
-        types = [g.type for g in expand(node, facts, opset).results]
+        types = _of_formula(node, facts, opset)
     elif node.op.family is Family.OPAQUE and node.op in OPS.get((node.op.domain, node.op.name), ()):
-        made = _call(node, facts)  # not for an op of another family that a node's attributes made opaque
-        types = list(made) if isinstance(made, list) else [made]
+        types = _call(node, facts, node.op.fn)  # not for an op of another family that a node's attributes made opaque
     else:
         types = [tensor(d.dtype, d.shape) for d in definitions(node, facts)]
     for t in types:
@@ -432,15 +431,26 @@ def _refuse_impossible(node: Node, t: TensorType) -> None:
         raise Unsupported("UN_MISFIT", f"{node.op} node {node.name!r} makes {t}, which no memory holds")
 
 
-def _call(node: Node, facts: Facts) -> Any:
-    """The entry's function on tensor references."""
+def _of_formula(node: Node, facts: Facts, opset: int) -> list[TensorType]:
+    """Types of a composite's outputs: its formula's, or what the entry says where the formula declines the node."""
+    try:
+        return [g.type for g in expand(node, facts, opset).results]
+    except Unsupported:
+        if node.op.types is None:
+            raise
+    return _call(node, facts, node.op.types)
+
+
+def _call(node: Node, facts: Facts, fn: Callable[..., Any] | None) -> list[TensorType]:
+    """Types that a function of the entry's signature gives for tensor references."""
     op = node.op
-    if op.fn is None:
+    if fn is None:
         raise Unsupported("UN_OPAQUE", f"{op} is never fused", op.reason)
     refs = [reference(v, facts) for v in node.inputs]
     attrs = arguments(node)
     _check_arity(op, refs)
-    return op.fn(*refs, **attrs, **({"outputs": len(node.outputs)} if _wants_outputs(op) else {}))
+    made = fn(*refs, **attrs, **({"outputs": len(node.outputs)} if _wants_outputs(op) else {}))
+    return list(made) if isinstance(made, list) else [made]
 
 
 @_answering

@@ -476,7 +476,8 @@ def CenterCropPad(x, shape, *, axes=None):
     out = [wanted.get(k, d) for k, d in enumerate(x.shape)]
 
     def body(*i: Expr) -> Expr:
-        at, inside = list(i), lit(True, DType.BOOL)
+        at = list(i)
+        inside: Expr = lit(True, DType.BOOL)
         for k, size in wanted.items():
             d, s = dim_expr(x.shape[k]), dim_expr(size)
             cropped, padded = maximum(d - s, 0) // 2, maximum(s - d, 0) // 2

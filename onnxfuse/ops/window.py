@@ -7,10 +7,25 @@ from collections.abc import Callable, Sequence
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, Lit, cast, lit
-from onnxfuse.ir.simplify import dim_expr, simplify
+from onnxfuse.ir.expr import Expr, Lit, cast, eq, i64, lit
+from onnxfuse.ir.simplify import as_dim, dim_expr, simplify
 from onnxfuse.ops.contract import Windows, _inside, windows
-from onnxfuse.ops.dsl import Loops, Tensor, absolute, between, compute, declined, guarded, maximum, minimum, power, sqrt
+from onnxfuse.ops.dsl import (
+    Loops,
+    Tensor,
+    absolute,
+    between,
+    compute,
+    declined,
+    equal_extents,
+    flatten,
+    guarded,
+    maximum,
+    minimum,
+    power,
+    product,
+    sqrt,
+)
 from onnxfuse.ops.reduce import lowest
 from onnxfuse.ops.table import window
 
@@ -119,6 +134,34 @@ def LpPool(x, *, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape, p
 
     shape = [*x.shape[:2], *over.counts]
     return Loops(shape, body, x.dtype, over.kernel, finish=None if p == 1 else finish, refusal=over.refusal)
+
+
+@window(since=18)
+def Col2Im(x, image_shape, block_shape, *, dilations=None, pads=None, strides=None):
+    """Blocks of an image, one per column, added where they overlap."""
+    image, block = image_shape.dims(), block_shape.ints()
+    n = len(block)
+    stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
+    begin, end = (list(pads[:n]), list(pads[n:])) if pads else ([0] * n, [0] * n)
+    taps = math.prod(block)
+    counts = [
+        as_dim((dim_expr(image[k]) + (begin[k] + end[k] - dilation[k] * (block[k] - 1) - 1)) // stride[k] + 1)
+        for k in range(n)
+    ]
+
+    def body(*i: Expr) -> Expr:
+        pos, tap = i[2 : 2 + n], i[2 + n :]
+        from_start = [simplify(pos[k] + begin[k] - tap[k] * dilation[k]) for k in range(n)]
+        at = [simplify(e // s) for e, s in zip(from_start, stride, strict=True)]
+        inside = _inside(at, counts)
+        for e, s in zip(from_start, stride, strict=True):
+            inside = inside & eq(simplify(e % s), i64(0)) if s != 1 else inside
+        channel = simplify(i[1] * taps + flatten(tap, block))
+        return guarded(simplify(inside), lambda: compute(x[i[0], channel, flatten(at, counts)]), 0)
+
+    channels = as_dim(dim_expr(x.shape[1]) // taps)
+    needs = equal_extents((as_dim(dim_expr(channels) * taps), x.shape[1]), (product(counts), x.shape[2]))
+    return Loops([x.shape[0], channels, *image], body, x.dtype, block, needs=needs)
 
 
 @window

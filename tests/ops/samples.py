@@ -691,27 +691,6 @@ def _gatherelements(op, opset):
     yield sample(data, np.array([[0, 1, 2, 0]], np.int64))
 
 
-@rows("CenterCropPad")
-def _center_crop_pad(op, opset):
-    for shape in ((5, 6, 3), (4, 9, 3)):
-        for size in ((5, 6, 3), (3, 3, 3), (10, 7, 3), (4, 13, 4), (1, 1, 1), (0, 2, 2)):
-            yield sample(rand(shape), ints(*size), const=[1])
-            yield sample(rand(shape), ints(*size[1:]), const=[1], axes=[0, 1])
-        yield sample(rand(shape), ints(7, 2), const=[1], axes=[-3, -2])
-    for dtype in DTYPES:
-        yield sample(rand((3, 8), dtype), ints(5, 5), const=[1], may=True)
-
-
-@rows("GatherND")
-def _gathernd(op, opset):
-    data = rand((2, 3, 4))
-    yield sample(data, np.array([[0, 1], [1, 2]], np.int64))
-    yield sample(data, np.array([[[0]], [[1]]], np.int64))
-    yield sample(data, np.array([[0, 1, 3]], np.int64))
-    if opset >= 12:
-        yield sample(data, np.array([[1], [2]], np.int64), batch_dims=1)
-
-
 @rows("DepthToSpace")
 def _depthtospace(op, opset):
     for shape in ((1, 8, 2, 3), (2, 4, 1, 2), (2, 18, 2, 2)):
@@ -763,7 +742,7 @@ MODES = (
 )
 
 
-def _f32(*values: object) -> np.ndarray:
+def floats(*values: object) -> np.ndarray:
     return np.array(values, np.float32)
 
 
@@ -773,9 +752,9 @@ def _resize(op, opset):
     if op.since == 10:
         for mode in ("nearest", "linear"):
             for scales in ((1, 1, 2, 2), (1, 1, 0.5, 0.6), (1, 1, 1.5, 2.3), (1, 1, 3, 1)):
-                yield sample(rand(shape), _f32(*scales), const=[1], mode=mode)
+                yield sample(rand(shape), floats(*scales), const=[1], mode=mode)
         return
-    empty = _f32()
+    empty = floats()
     for mode in ("nearest", "linear", "cubic"):
         for coordinates in MODES[: 6 if opset >= 19 else 4]:
             if coordinates == "tf_crop_and_resize":
@@ -783,7 +762,7 @@ def _resize(op, opset):
                 continue
             attrs = {"mode": mode, "coordinate_transformation_mode": coordinates}
             for scales in ((1, 1, 2, 2), (1, 1, 0.5, 0.6), (1, 1, 1.5, 2.3), (1, 1, 3, 1)):
-                yield sample(rand(shape), empty, _f32(*scales), const=[1, 2], **attrs)
+                yield sample(rand(shape), empty, floats(*scales), const=[1, 2], **attrs)
             for sizes in ((1, 2, 8, 10), (1, 2, 3, 7), (1, 2, 1, 1), (1, 2, 9, 5)):
                 yield sample(rand(shape), empty, empty, ints(*sizes), const=[1, 2, 3], **attrs)
                 if opset >= 13:
@@ -794,7 +773,7 @@ def _resize(op, opset):
                 yield sample(
                     rand(shape),
                     empty,
-                    _f32(*scales),
+                    floats(*scales),
                     const=[1, 2],
                     nearest_mode=nearest,
                     coordinate_transformation_mode=coordinates,
@@ -803,33 +782,33 @@ def _resize(op, opset):
         for exclude in (0, 1):
             attrs = {"mode": "cubic", "cubic_coeff_a": a, "exclude_outside": exclude}
             for scales in ((1, 1, 2, 2), (1, 1, 0.5, 0.6), (1, 1, 0.8, 2.3)):
-                yield sample(rand(shape), empty, _f32(*scales), const=[1, 2], **attrs)
+                yield sample(rand(shape), empty, floats(*scales), const=[1, 2], **attrs)
     for dtype in (F64, F16, U8, I8, I32):
-        yield sample(rand(shape, dtype), empty, _f32(1, 1, 1.5, 2.3), const=[1, 2], may=True, mode="cubic")
-        yield sample(rand(shape, dtype), empty, _f32(1, 1, 2, 2), const=[1, 2], may=True)
-        yield sample(rand(shape, dtype), empty, _f32(1, 1, 1.5, 2.3), const=[1, 2], may=True, mode="linear")
-    yield sample(rand((2, 6)), empty, _f32(1, 1.5), const=[1, 2], may=True)
-    yield sample(rand((2, 6)), empty, _f32(2, 1.5), const=[1, 2], may=True, mode="linear")
-    yield sample(rand((1, 2, 3, 4, 4)), empty, _f32(1, 1, 2, 2, 1.5), const=[1, 2], may=True, mode="linear")
-    yield sample(rand((1, 2, 6)), empty, _f32(1, 1, 2), const=[1, 2], may=True, mode="linear")
+        yield sample(rand(shape, dtype), empty, floats(1, 1, 1.5, 2.3), const=[1, 2], may=True, mode="cubic")
+        yield sample(rand(shape, dtype), empty, floats(1, 1, 2, 2), const=[1, 2], may=True)
+        yield sample(rand(shape, dtype), empty, floats(1, 1, 1.5, 2.3), const=[1, 2], may=True, mode="linear")
+    yield sample(rand((2, 6)), empty, floats(1, 1.5), const=[1, 2], may=True)
+    yield sample(rand((2, 6)), empty, floats(2, 1.5), const=[1, 2], may=True, mode="linear")
+    yield sample(rand((1, 2, 3, 4, 4)), empty, floats(1, 1, 2, 2, 1.5), const=[1, 2], may=True, mode="linear")
+    yield sample(rand((1, 2, 6)), empty, floats(1, 1, 2), const=[1, 2], may=True, mode="linear")
     if opset >= 18:
-        yield sample(rand(shape), None, _f32(2, 2), const=[2], axes=[2, 3])
+        yield sample(rand(shape), None, floats(2, 2), const=[2], axes=[2, 3])
         yield sample(rand(shape), None, None, ints(7, 9), const=[3], axes=[2, 3])
         for policy in ("not_larger", "not_smaller"):
             yield sample(rand(shape), None, None, ints(7, 9), const=[3], axes=[2, 3], keep_aspect_ratio_policy=policy)
-        yield sample(rand(shape), None, _f32(1, 1, 0.6, 0.6), const=[2], mode="linear", antialias=1)
+        yield sample(rand(shape), None, floats(1, 1, 0.6, 0.6), const=[2], mode="linear", antialias=1)
 
 
 def _crops(shape, mode, opset):
     attrs = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize"}
     for y0, x0, y1, x1 in ((0.4, 0.6, 0.6, 0.8), (0, 0, 1, 1), (0.4, 0.6, 1.2, 1.7), (0.9, 0.8, 0.1, -0.5)):
-        roi = _f32(0, 0, y0, x0, 1, 1, y1, x1)
+        roi = floats(0, 0, y0, x0, 1, 1, y1, x1)
         for sizes in ((1, 2, 3, 3), (1, 2, 4, 5), (1, 2, 1, 9)):
-            yield sample(rand(shape), roi, _f32(), ints(*sizes), const=[1, 2, 3], **attrs)
-            yield sample(rand(shape), roi, _f32(), ints(*sizes), const=[1, 2, 3], extrapolation_value=7.5, **attrs)
+            yield sample(rand(shape), roi, floats(), ints(*sizes), const=[1, 2, 3], **attrs)
+            yield sample(rand(shape), roi, floats(), ints(*sizes), const=[1, 2, 3], extrapolation_value=7.5, **attrs)
         if opset >= 18:
             for axes, size in (([2, 3], (3, 4)), ([3, 2], (4, 3))):
-                part = _f32(y0, x0, y1, x1) if axes[0] == 2 else _f32(x0, y0, x1, y1)
+                part = floats(y0, x0, y1, x1) if axes[0] == 2 else floats(x0, y0, x1, y1)
                 yield sample(rand(shape), part, None, ints(*size), const=[1, 3], axes=axes, **attrs)
 
 
@@ -840,7 +819,7 @@ def _upsample(op, opset):
             if op.since < 9:
                 yield sample(rand((1, 2, 4, 5)), mode=mode, scales=[float(s) for s in scales])
             else:
-                yield sample(rand((1, 2, 4, 5)), _f32(*scales), const=[1], mode=mode)
+                yield sample(rand((1, 2, 4, 5)), floats(*scales), const=[1], mode=mode)
 
 
 # --- products ------------------------------------------------------------------------------------------------------
@@ -1177,6 +1156,8 @@ def _rotary(op, opset):
     yield sample(x.astype(F16), cos.astype(F16), sin.astype(F16), may=True)
     table = rand((9, 3), F32, "cos"), rand((9, 3), F32, "sin")
     yield sample(x, *table, np.arange(8).reshape(2, 4))
+    yield sample(x, *table, np.arange(8).reshape(2, 4), const=[3])
+    yield sample(flat, *table, np.arange(8).reshape(2, 4), const=[3], num_heads=3, interleaved=1)
 
 
 @rows("LpNormalization")
@@ -1235,66 +1216,12 @@ def _topk(op, opset):
     yield sample(rand((2, 5)), ints(1), const=[1], outputs=2, axis=0)
 
 
-@rows("OneHot")
-def _onehot(op, opset):
-    for axis in (-1, 0, 1):
-        yield sample(np.int64([[0, 1], [2, 0]]), np.int64(3), _f32(0, 1), const=[1], axis=axis)
-        for kind in (I32, I64, F32):  # out of range is off; negative counts from the end
-            picks = np.array([0, -1, -4, 3, 2, -3, 7], kind)
-            yield sample(picks, np.int64(3), _f32(0.5, 2), const=[1], may=kind != I64, axis=min(axis, 0))
-    for dtype in (F32, F64, F16, BF16, *INTS, BOOL):
-        yield sample(ints(0, 7, 8), np.array([12], I64), np.array([0, 1], dtype), const=[1], may=True)
-    for depth in (np.float32(5), np.array([5], I32)):
-        yield sample(ints(0, 7, 4), depth, np.array([3, 4], I64), const=[1], may=True)
-
-
-@rows("CumSum", "CumProd")
-def _cumsum(op, opset):
-    yield sample(rand((2, 3)), np.int64(1), const=[1], may=op.name == "CumProd")
-
-
-@rows("LSTM", "GRU", "RNN")
-def _recurrent(op, opset):
-    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op.name]
-    for direction, ways in (("forward", 1), ("bidirectional", 2)):
-        w, r = rand((ways, gates * 3, 4)), rand((ways, gates * 3, 3))
-        yield sample(
-            rand((5, 2, 4)),
-            w,
-            r,
-            const=[1, 2],
-            outputs=3 if op.name == "LSTM" else 2,
-            hidden_size=3,
-            direction=direction,
-        )
-
-
-@rows("ScatterElements")
-def _scatterelements(op, opset):
-    yield sample(rand((3, 3)), np.int64([[0, 2]]), rand((1, 2)))
-
-
-@rows("ScatterND")
-def _scatternd(op, opset):
-    yield sample(rand((4, 3)), np.int64([[0], [2]]), rand((2, 3)))
-
-
-@rows("ReverseSequence")
-def _reversesequence(op, opset):
-    yield sample(rand((4, 3)), ints(1, 2, 3))
-    yield sample(rand((4, 3)), ints(1, 4, 0), const=[1])
-    for dtype in DTYPES:
-        for batch, time in ((0, 1), (1, 0)):
-            x, lengths = rand((4, 4, 2), dtype), ints(1, 0, 3, 4)
-            yield sample(x, lengths, const=[1], may=dtype not in (F32, I64), batch_axis=batch, time_axis=time)
-
-
 @rows("GridSample")
 def _gridsample(op, opset):
     linear = "linear" if opset >= 20 else "bilinear"
     x, grid = rand((2, 3, 4, 5)), rand((2, 3, 6, 2), F32, "grid", -1.6, 1.6)
     grid[0, 0, :3] = [[-1, 1], [0, 0], [1, -1]]
-    for mode in (linear, "nearest"):
+    for mode in (linear, "nearest", "cubic" if opset >= 20 else "bicubic"):
         for padding in ("zeros", "border", "reflection"):
             for aligned in (0, 1):
                 attrs = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
@@ -1312,7 +1239,7 @@ def _gridsample(op, opset):
 def _roialign(op, opset):
     yield sample(
         rand((1, 2, 8, 8)),
-        _f32([0, 0, 4, 4], [1, 1, 5, 6]),
+        floats([0, 0, 4, 4], [1, 1, 5, 6]),
         ints(0, 0),
         may=opset >= 22,
         output_height=2,

@@ -33,21 +33,24 @@ def opsets(op: Op) -> list[int]:
 
 
 # Entries no sample of which runs in onnxruntime, and why.
-NOT_IN_ONNXRUNTIME = {"CumProd": "no kernel", "Bernoulli": "no kernel; a random function"}
+NOT_IN_ONNXRUNTIME = {"Bernoulli": "no kernel; a random function"}
 # Samples of compiled entries that are declined on purpose even with static shapes: part of the reason.
 DECLINED = {
+    "Det": ["of 4 x 4"],
     "Einsum": ["of 3 operands"],
     "Gather": ["run-time indices"],
     "GatherElements": ["run-time indices"],
     "GatherND": ["run-time indices"],
     "ReverseSequence": ["run-time indices"],
+    "ScatterElements": ["run-time indices"],
+    "Scatter": ["run-time indices"],
+    "ScatterND": ["run-time indices"],
     "MaxPool": ["Indices output"],
     "Range": ["depends on data", "Range on f32", "Range on f64"],
     "Resize": ["antialias"],
     "Dropout": ["mask output"],
     "Gemm": ["beta=0"],
     "GlobalLpPool": ["p=3"],
-    "GridSample": ["mode=cubic", "mode=bicubic"],
     "LpNormalization": ["before opset 11"],
     "RotaryEmbedding": ["run-time positions"],
 }

@@ -1,0 +1,321 @@
+"""Recurrences over a few steps, written out: recurrent nets, linear attention; and the convolution that keeps a state.
+
+Each step waits for the one before, so a long sequence gains nothing in kernels of its own: from `MOST_STEPS` on, and
+where the length is only known at run time, the node stays with onnxruntime.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from onnxfuse.errors import Unsupported
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.types import TensorType, tensor
+from onnxfuse.ops.composite import back, wide
+from onnxfuse.ops.contract import Conv, MatMul
+from onnxfuse.ops.dsl import Tensor
+from onnxfuse.ops.pointwise import Exp, Sigmoid, Tanh
+from onnxfuse.ops.table import GraphTensor, composite
+from onnxfuse.ops.view import Concat, Pad, Reshape, Slice, Squeeze, Transpose, Unsqueeze
+
+MOST_STEPS = 4  # of a recurrent net: two or three kernels each
+MOST_TOKENS = 8  # of linear attention, which onnxruntime runs as a loop over nodes
+_END = (1 << 62) - 1
+State = GraphTensor | None  # None: zeros
+
+
+def _steps(x: GraphTensor, axis: int, most: int) -> int:
+    n = x.shape[axis]
+    if not isinstance(n, int) or not 0 < n <= most:
+        raise Unsupported("UN_OPAQUE", f"every step waits for the one before: {n} steps (at most {most})")
+    return n
+
+
+def _part(x: GraphTensor, axis: int, start: int, end: int) -> GraphTensor:
+    return Slice(x, starts=[start], ends=[end], axes=[axis])
+
+
+def _plus(x: GraphTensor, y: GraphTensor | None) -> GraphTensor:
+    return x if y is None else x + y
+
+
+# --- recurrent nets ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, eq=False)
+class _Way:
+    """One direction of a net: weights as [in, gates], biases (or None), peepholes, the states it starts from."""
+
+    w: GraphTensor
+    r: GraphTensor
+    wb: State
+    rb: State
+    peep: State
+    h: State
+    c: State
+    size: int
+
+    def recurred(self, h: State, start: int = 0, end: int | None = None) -> State:
+        """H @ R + Rb, of the gates start..end."""
+        cut = (start * self.size, _END if end is None else end * self.size)
+        bias = None if self.rb is None else _part(self.rb, 0, *cut)
+        if h is None:
+            return bias
+        return _plus(MatMul(h, _part(self.r, 1, *cut)), bias)
+
+    def gate(self, x: GraphTensor, k: int) -> GraphTensor:
+        return _part(x, x.rank - 1, k * self.size, (k + 1) * self.size)
+
+
+Step = Callable[[_Way, GraphTensor, State, State], tuple[GraphTensor, State]]
+
+
+def _net(
+    step: Step,
+    gates: int,
+    x: GraphTensor,
+    w: GraphTensor,
+    r: GraphTensor,
+    b: State,
+    h: State,
+    c: State,
+    p: State,
+    direction: str,
+    outputs: int,
+) -> tuple[GraphTensor, ...]:
+    """Y, Y_h and Y_c (as many as are asked for): `step` makes the next states from x @ W + Wb and the last ones."""
+    count, size = _steps(x, 0, MOST_STEPS), r.shape[2]
+    if not isinstance(size, int):
+        raise Unsupported("UN_DATA_DEPENDENT", f"a recurrent net of {size} run-time states")
+    if not x.dtype.is_float or x.dtype is DType.BF16:
+        raise Unsupported("UN_DTYPE", f"a recurrent net on {x.dtype} is not implemented")
+    ways = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
+    rows: list[list[GraphTensor]] = []
+    last: list[tuple[GraphTensor, State]] = []
+    for d, backwards in enumerate(ways):
+        way = _way(d, gates, size, w, r, b, h, c, p)
+        given = _plus(MatMul(wide(x), way.w), way.wb)
+        made: list[GraphTensor] = []
+        states: tuple[State, State] = (way.h, way.c)
+        order = range(count)
+        for t in reversed(order) if backwards else order:
+            following = step(way, Squeeze(_part(given, 0, t, t + 1), axes=[0]), *states)
+            made.append(following[0])
+            states = following
+        rows.append(made[::-1] if backwards else made)
+        last.append(following)
+    whole = [_joined([Unsqueeze(row[t], axes=[0]) for row in rows], 0) for t in range(count)]
+    y = _joined([Unsqueeze(at, axes=[0]) for at in whole], 0)
+    ends = [_joined([Unsqueeze(s, axes=[0]) for s in pair if s is not None], 0) for pair in zip(*last, strict=True)
+            if pair[0] is not None]  # fmt: skip
+    return tuple(back(v, x.dtype) for v in (y, *ends)[:outputs])
+
+
+def _joined(parts: Sequence[GraphTensor], axis: int) -> GraphTensor:
+    return parts[0] if len(parts) == 1 else Concat(*parts, axis=axis)
+
+
+def _way(d: int, gates: int, size: int, w: GraphTensor, r: GraphTensor, b: State, h: State, c: State, p: State) -> _Way:
+    def of(v: State) -> State:
+        return None if v is None else Squeeze(_part(wide(v), 0, d, d + 1), axes=[0])
+
+    both, half = of(b), gates * size
+    matrices = [Transpose(m, perm=[1, 0]) for m in (of(w), of(r)) if m is not None]
+    wb, rb = (None, None) if both is None else (_part(both, 0, 0, half), _part(both, 0, half, 2 * half))
+    return _Way(matrices[0], matrices[1], wb, rb, of(p), of(h), of(c), size)
+
+
+def _plain_only(name: str, lengths: State, clip: float | None, layout: int, activations, wanted: Sequence[str]) -> None:
+    if lengths is not None:
+        raise Unsupported("UN_DATA_DEPENDENT", f"{name} with sequence lengths")
+    given = list(activations or wanted)
+    repeated = [a.lower() for a in wanted] * (len(given) // len(wanted) or 1)
+    if clip is not None or layout or [a.lower() for a in given] != repeated:
+        raise Unsupported("UN_ATTR", f"{name} with clip, layout={layout} or activations {given}")
+
+
+def _rnn_step(way: _Way, given: GraphTensor, h: State, c: State) -> tuple[GraphTensor, State]:
+    return Tanh(_plus(given, way.recurred(h))), None
+
+
+def _lstm_step(way: _Way, given: GraphTensor, h: State, c: State) -> tuple[GraphTensor, State]:
+    gates = _plus(given, way.recurred(h))
+
+    def sigmoid(k: int, hole: int, cell: State) -> GraphTensor:
+        x = way.gate(gates, k)
+        return Sigmoid(x if way.peep is None or cell is None else x + way.gate(way.peep, hole) * cell)
+
+    new = sigmoid(0, 0, c) * Tanh(way.gate(gates, 3))
+    cell = new if c is None else sigmoid(2, 2, c) * c + new
+    return sigmoid(1, 1, cell) * Tanh(cell), cell
+
+
+def _gru_step(late: bool) -> Step:
+    """`late`: the reset comes after the product (linear_before_reset)."""
+
+    def step(way: _Way, given: GraphTensor, h: State, c: State) -> tuple[GraphTensor, State]:
+        gates = Sigmoid(_plus(_part(given, 1, 0, 2 * way.size), way.recurred(h, 0, 2)))
+        update, reset = way.gate(gates, 0), way.gate(gates, 1)
+        if late:
+            after = way.recurred(h, 2)
+            inner = None if after is None else reset * after
+        else:
+            inner = way.recurred(None if h is None else reset * h, 2)
+        hidden = Tanh(_plus(way.gate(given, 2), inner))
+        kept = (1.0 - update) * hidden
+        return (kept if h is None else kept + update * h), None
+
+    return step
+
+
+def _states(
+    x: Tensor, w: Tensor, r: Tensor, *_rest: object, direction: str = "forward", layout: int = 0, **_attrs: object
+) -> list[TensorType]:
+    hidden, ways = r.shape[-1], 2 if direction == "bidirectional" else 1
+    batch, length = x.shape[:2] if layout else x.shape[1::-1]
+    last = tensor(x.dtype, [batch, ways, hidden] if layout else [ways, batch, hidden])
+    return [tensor(x.dtype, [batch, length, ways, hidden] if layout else [length, ways, batch, hidden]), last, last]
+
+
+@composite(types=_states)
+def RNN(
+    x,
+    w,
+    r,
+    b=None,
+    sequence_lens=None,
+    initial_h=None,
+    *,
+    activation_alpha=None,
+    activation_beta=None,
+    activations=("Tanh", "Tanh"),
+    clip=None,
+    direction="forward",
+    hidden_size=None,
+    layout=0,
+    outputs,
+):
+    """Plain recurrent net over a few steps."""
+    _plain_only("RNN", sequence_lens, clip, layout, activations, ["Tanh"])
+    return _net(_rnn_step, 1, x, w, r, b, initial_h, None, None, direction, outputs)
+
+
+@composite(types=_states)
+def GRU(
+    x,
+    w,
+    r,
+    b=None,
+    sequence_lens=None,
+    initial_h=None,
+    *,
+    activation_alpha=None,
+    activation_beta=None,
+    activations=None,
+    clip=None,
+    direction="forward",
+    hidden_size=None,
+    linear_before_reset=0,
+    layout=0,
+    outputs,
+):
+    """Gated recurrent unit over a few steps."""
+    _plain_only("GRU", sequence_lens, clip, layout, activations, ["Sigmoid", "Tanh"])
+    return _net(_gru_step(bool(linear_before_reset)), 3, x, w, r, b, initial_h, None, None, direction, outputs)
+
+
+@composite(types=_states)
+def LSTM(
+    x,
+    w,
+    r,
+    b=None,
+    sequence_lens=None,
+    initial_h=None,
+    initial_c=None,
+    p=None,
+    *,
+    activation_alpha=None,
+    activation_beta=None,
+    activations=None,
+    clip=None,
+    direction="forward",
+    hidden_size=None,
+    input_forget=0,
+    layout=0,
+    outputs,
+):
+    """Long short-term memory over a few steps."""
+    _plain_only("LSTM", sequence_lens, clip, layout, activations, ["Sigmoid", "Tanh", "Tanh"])
+    if input_forget:
+        raise Unsupported("UN_ATTR", "LSTM with input_forget=1")
+    return _net(_lstm_step, 4, x, w, r, b, initial_h, initial_c, p, direction, outputs)
+
+
+# --- states of language models -------------------------------------------------------------------------------------
+@composite(since=27)
+def LinearAttention(
+    query,
+    key,
+    value,
+    past_state=None,
+    decay=None,
+    beta=None,
+    *,
+    chunk_size=64,
+    kv_num_heads,
+    q_num_heads,
+    scale=0.0,
+    update_rule="gated_delta",
+    outputs,
+):
+    """Attention through a state of keys and values, token by token; half precision computes in f32."""
+    heads, tokens, group = kv_num_heads, _steps(query, 1, MOST_TOKENS), q_num_heads // kv_num_heads
+    depth = _width(query) // q_num_heads
+    breadth = _width(value) // heads
+    factor = scale or 1.0 / math.sqrt(depth)
+    state = None if past_state is None else wide(past_state)
+
+    def token(x: GraphTensor, t: int, *shape: int) -> GraphTensor:
+        return wide(Reshape(_part(x, 1, t, t + 1), shape=[0, *shape]))
+
+    made: list[GraphTensor] = []
+    for t in range(tokens):
+        column = token(key, t, heads, depth, 1)
+        written = token(value, t, heads, 1, breadth)
+        if decay is not None and state is not None:
+            state = state * Exp(token(decay, t, heads, 1 if _width(decay) == heads else depth, 1))
+        if beta is not None:
+            known = written if state is None else written - MatMul(token(key, t, heads, 1, depth), state)
+            written = token(beta, t, _width(beta), 1, 1) * known
+        state = column * written if state is None else state + column * written
+        read = MatMul(token(query, t, heads, group, depth), state) * factor
+        made.append(Reshape(read, shape=[0, 1, q_num_heads * breadth]))
+    y = back(_joined(made, 1), query.dtype)
+    assert state is not None
+    return y if outputs == 1 else (y, back(state, query.dtype if past_state is None else past_state.dtype))
+
+
+def _width(x: GraphTensor) -> int:
+    d = x.shape[-1]
+    if not isinstance(d, int):
+        raise Unsupported("UN_DATA_DEPENDENT", f"heads of run-time size in {x.type}")
+    return d
+
+
+@composite(since=27)
+def CausalConvWithState(x, weight, bias=None, past_state=None, *, activation="none", outputs):
+    """Convolution over what came before, channel by channel, with the last elements as a state."""
+    width, channels = weight.shape[2], weight.shape[0]
+    if not isinstance(width, int) or not isinstance(channels, int):
+        raise Unsupported("UN_DATA_DEPENDENT", f"a causal convolution with a kernel of {weight.type}")
+    padded = Pad(x, pads=[0, 0, width - 1, 0, 0, 0]) if past_state is None else Concat(past_state, x, axis=2)
+    y = Conv(padded, weight, bias, group=channels, kernel_shape=[width])
+    if activation in ("silu", "swish"):
+        w = wide(y)
+        y = back(w * Sigmoid(w), x.dtype)
+    elif activation != "none":
+        raise Unsupported("UN_ATTR", f"CausalConvWithState with activation={activation}")
+    if outputs == 1:
+        return y
+    return y, Slice(padded, starts=[1 - width if width > 1 else _END], ends=[_END], axes=[2])
