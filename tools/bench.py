@@ -4,9 +4,9 @@
                           [--json FILE] [--assert RATIO] [--update-readme]
 
 Ratio = onnxruntime's time / ours: above 1 we are faster. Rounds alternate between the contenders; in a round each runs
-a burst, whose first run is dropped (it pays for the other's caches and spinning threads); a round's value is the
-burst's median. Printed are the medians over the rounds, the ratio of the rounds' pairs and its quartiles. OpenVINO is
-measured too if it is installed.
+a burst, whose first run is dropped (it pays for the other's caches; threads of either stop spinning when a run ends);
+a round's value is the burst's median. Printed are the medians over the rounds, the ratio of the rounds' pairs and its
+quartiles. OpenVINO is measured too if it is installed.
 
 --profile: the nodes that take most time, and how near each is to what the machine can do for the work its group states
 (`inspect`; static shapes only): the least time by the peak and the bandwidth measured on the spot (tools/roofline.py),
@@ -159,6 +159,8 @@ def _session(path: Path, threads: int, library: Path | None, prefix: str = "") -
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    # Between runs no thread spins: the next contender needs the core.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     if library is not None:
         options.register_custom_ops_library(str(library))
