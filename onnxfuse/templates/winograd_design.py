@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import epilogue_cost, expected, pointwise_seconds
@@ -24,6 +24,7 @@ NARROW = 0.5, 0.7  # what columns of one and of two vectors cost of a full one
 WEIGHT_SECONDS = 5e-11  # per byte of the stream of weights, as far as the products do not hide it
 NEAR = 320 << 10  # bytes of V that stay near a core
 NEAR_SECONDS, FAR_SECONDS = 5e-12, 2.5e-11  # per byte, there and back
+EVENED = 0.96  # share of the time from which groups of another size are worth it
 TASK_SECONDS = 3e-6  # handing a task to a thread
 VECTOR_SECONDS = 2.8e-9  # one vector of one point through a transform: measured, 8 lanes
 
@@ -133,7 +134,24 @@ def design(c: Conv, sides: tuple[Side, Side], target: Target) -> Design:
     group = 64 if c.channels >= MANY else 32
     # Few features are still to make a part for each of two cores.
     group = max(mr, min(group, -(-c.features // 2 // mr) * mr)) if target.cores > 1 else group
-    return Design(c, lanes, *sides, mr, nv, block, group, target.cores)
+    return _evened(Design(c, lanes, *sides, mr, nv, block, group, target.cores))
+
+
+def _evened(d: Design) -> Design:
+    """Parts of the features are whole groups: as many of about this size as share out best among the cores."""
+    high, wide, images = (1 if a is None else a.extent for a in (d.c.y, d.c.x, d.c.n))
+    if d.cores == 1 or not (isinstance(high, int) and isinstance(wide, int) and isinstance(images, int)):
+        return d
+    across = -(-wide // d.across.m)
+    tiles = images * -(-high // d.down.m) * across
+    if tiles == 0:
+        return d
+    count = -(-d.panels // d.group_panels)
+    groups = {-(-d.panels // n) * d.mr for n in range(max(1, count - 1), count + 3)}
+    near = sorted(n for n in groups if 2 * d.group <= 3 * n and 2 * n <= 3 * d.group)
+    spans = [(_makespan(x, tiles, across, *cut(x, tiles, across)), x) for x in (replace(d, group=n) for n in near)]
+    span, best = min(spans, key=lambda s: s[0])
+    return best if span < EVENED * _makespan(d, tiles, across, *cut(d, tiles, across)) else d
 
 
 def cost(d: Design, target: Target) -> float:
@@ -218,5 +236,5 @@ def _unit_seconds(d: Design, tiles: int, vectors: int, panels: int) -> float:
 
 
 def slabs(d: Design) -> int:
-    """Parts of the channels in phase 0."""
-    return max(1, min(4, d.c.channels // 32))
+    """Parts of the channels in phase 0: enough for some cores even where there is a single block."""
+    return max(1, min(4, d.c.channels // (2 * CHANNELS)))

@@ -20,7 +20,7 @@ from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Plan, Schedule
 from onnxfuse.ir.types import tensor
 from onnxfuse.runtime.jit import Jitted, jit
-from onnxfuse.target import Target, by_name
+from onnxfuse.target import Target, by_name, with_cores
 from onnxfuse.templates.gemm import GEMM
 from onnxfuse.templates.winograd import WINOGRAD
 from tests.templates.contractions import Setting, convolve, element
@@ -147,6 +147,23 @@ def test_one_block_of_tiles_and_few_features_are_shared_by_two_tasks() -> None:
     call = run.prepare(arrays)
     assert call.variant.tasks[1](call.env.ctypes.data) >= 2
     assert np.array_equal(run(arrays)[0], run(arrays, seed=1)[0])
+
+
+@pytest.mark.parametrize(("size", "channels", "features"), [(14, 16, 160), (28, 96, 96), (14, 24, 100)])
+def test_features_are_shared_out_evenly(size: int, channels: int, features: int) -> None:
+    """Whole groups go to two cores: their size follows the number of features where it is known beforehand."""
+    two = with_cores(NATIVE, 2)
+    s = setting()
+    kernel = s.kernel(1, channels, [size, size], features)
+    _, _, mr, _, _, group = proposed(kernel, 4, two).tile
+    groups = -(-features // group)
+    assert groups % 2 == 0
+    assert groups * group < features + group // 2 + mr
+    assert proposed(s.kernel(N, channels, [H, W], features), 4, two).tile[-1] == 32
+    run = compiled(kernel, 4, two)
+    rng = np.random.default_rng(3)
+    x, w = (rng.standard_normal(v.tensor.shape).astype(np.float32) for v in kernel.inputs)  # type: ignore[arg-type]
+    near(run([x, w])[0], convolve(x, w, s), channels * 9, 4)
 
 
 def test_one_image_one_channel_one_feature() -> None:
