@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime
@@ -22,6 +23,9 @@ from onnxfuse.ir.bodies import BodyFiles, FormalInput
 from onnxfuse.verify import ort
 from onnxfuse.verify.compare import Report, compare_many
 from onnxfuse.verify.inputs import Sample, samples, specs
+
+if TYPE_CHECKING:
+    import onnx
 
 _CANNOT: tuple[type[Exception], ...] = (UsageError, KeyError, IndexError, *ort.ORT_ERRORS)
 _TAP_LIMIT = 1 << 30  # bytes of a model that is loaded once more for the values inside
@@ -103,6 +107,7 @@ def _feeds(
     if outer is None:
         return None
     try:
+        _declare(job, body, around, outer)
         alone = ort.session(body.before, libraries=job.custom_op_libraries)
         wanted = [s.name for s in specs(alone)]
         formal = {f.name: f for f in body.formals}
@@ -113,6 +118,28 @@ def _feeds(
     except _CANNOT:
         return None
     return feeds
+
+
+def _declare(job: BodiesJob, body: BodyFiles, around: Path, outer: Mapping[str, object]) -> None:
+    """Inputs of unknown type (what an If makes, say) get that of their value: onnxruntime asks for it in a model."""
+    import onnx  # here: most processes that compare do without
+
+    protos = {path: onnx.load(path, load_external_data=False) for path in (body.before, body.after)}
+    bare = {i.name for i in protos[body.before].graph.input if not i.type.tensor_type.elem_type and not _other(i)}
+    if not bare:
+        return
+    sources = {n: next((f.source for f in body.formals if f.name == n), n) for n in bare}
+    values = dict(outer) | _tapped(job, around, outer, [s for s in sources.values() if s and s not in outer])
+    for path, proto in protos.items():
+        for info in (i for i in proto.graph.input if i.name in bare):
+            made = values[sources[info.name]]
+            info.type.tensor_type.elem_type = onnx.helper.np_dtype_to_tensor_dtype(np.asarray(made).dtype)
+        path.write_bytes(proto.SerializeToString())
+
+
+def _other(info: onnx.ValueInfoProto) -> bool:
+    """A sequence, a map or an optional."""
+    return info.type.WhichOneof("value") not in (None, "tensor_type")
 
 
 def _formal(f: FormalInput, values: Mapping[str, object], sess: onnxruntime.InferenceSession) -> object:
@@ -133,7 +160,7 @@ def _tapped(job: BodiesJob, model: Path, feeds: Mapping[str, object], names: Seq
         return {}
     if model.stat().st_size > _TAP_LIMIT:
         raise KeyError(names[0])
-    import onnx  # here: most processes that compare do without
+    import onnx  # here as well
 
     proto = onnx.load(model, load_external_data=False)
     del proto.graph.output[:]

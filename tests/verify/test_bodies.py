@@ -49,6 +49,19 @@ def test_a_branch_no_run_takes_is_compared_on_the_values_around_it(tmp_path: Pat
     assert [r.label for r in report.runs] == ["values of the model around it"]
 
 
+@pytest.mark.parametrize(("op", "ok"), [("Neg", True), ("Abs", False)])
+def test_a_captured_value_of_unknown_type_is_compared_by_its_values(tmp_path: Path, op: str, ok: bool) -> None:
+    whole = write(tmp_path / "model.onnx", OUTER)
+    case = body(tmp_path, f"b (float[N,4] h) => (float[N,4] a) {{ p = {op}(h) a = Tanh(p) }}", free=False)
+    for path in (case.before, case.after):
+        model = onnx.load(path)
+        model.graph.input[0].ClearField("type")
+        onnx.save(model, path)
+    (report,) = bodies_apart(BodiesJob(whole, (case,), (None,)))
+    assert report.ok is ok
+    assert not report.skipped
+
+
 def test_a_wrong_branch_stops_the_whole_optimize(tmp_path: Path) -> None:
     whole = write(tmp_path / "model.onnx", OUTER)
     case = body(tmp_path, "b (float[N,4] h) => (float[N,4] a) { p = Abs(h) a = Tanh(p) }")
