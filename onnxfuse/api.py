@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 
-from onnxfuse.config import Config, FusionConfig, FusionMode, PrepareConfig, VerifyConfig
+from onnxfuse.config import Config, FusionConfig, FusionMode, Precision, PrepareConfig, VerifyConfig
 from onnxfuse.files import private_folder
 from onnxfuse.frontend.load import ModelLike
 from onnxfuse.pipeline import Bundle
@@ -39,6 +39,7 @@ def optimize(
     keep: frozenset[str] | set[str] = frozenset(),
     custom_op_library: Sequence[str | PathLike[str]] = (),
     exact_conv: bool = False,
+    precision: str = "f32",
     strict: bool = False,
     tune: bool = False,
     cache: bool = True,
@@ -70,6 +71,7 @@ def optimize(
         keep: names of nodes that stay alone.
         custom_op_library: libraries of the custom ops the model itself uses, for the check.
         exact_conv: no Winograd, convolutions are plain sums of products.
+        precision: "bf16" rounds weights that products of few rows are bound by reading to bf16; sums stay in f32.
         strict: fail where something cannot be compiled.
         tune: measure every kernel on this machine and give those that onnxruntime beats back to it; `Bundle.tuning`
             holds the numbers.
@@ -102,6 +104,7 @@ def optimize(
         input_data=input_data if isinstance(input_data, str | None) else tuple(input_data),
         test_shapes=dict(test_input_shape or {}),
         val_ranges=dict(val_range or {}),
+        precision=Precision(precision),
     )
     config = Config(
         fusion=fusion,
@@ -113,6 +116,7 @@ def optimize(
         include_subgraph=include_subgraph,
         save_as_external_data=save_as_external_data,
         exact_conv=exact_conv,
+        precision=Precision(precision),
         strict=strict,
         tune=tune,
         custom_op_libraries=tuple(fspath(lib) for lib in custom_op_library),

@@ -17,6 +17,13 @@ class FusionMode(StrEnum):
     FULL = "full"
 
 
+class Precision(StrEnum):
+    """f32: as in the model; bf16: constant factors of products bound by reading them are rounded to bf16."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+
+
 @dataclass(frozen=True, slots=True)
 class FusionConfig:
     """Thresholds of the fusion. Numbers from FUSION.md section 4 unless an origin is named."""
@@ -82,6 +89,7 @@ class VerifyConfig:
     input_data: str | tuple[str, ...] | None = None  # .npz, directory, test_data_set_*, name:file.npy
     test_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     val_ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # per input name; "" = every input
+    precision: Precision = Precision.F32  # of the candidate's weights: decides on the tolerance of f32 outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,7 @@ class Config:
     include_subgraph: bool = False  # optimize bodies of control flow too
     strict: bool = False  # a refusal to compile is an error
     exact_conv: bool = False  # no Winograd: convolutions are plain sums of products
+    precision: Precision = Precision.F32
     keep_llvm: bool = False
     tune: bool = False  # measure the kernels here and give those that lose back to onnxruntime
     custom_op_libraries: tuple[str, ...] = ()  # of the custom ops the model itself uses, to run it

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from typing import TypeVar
@@ -23,7 +23,7 @@ import onnx
 from onnxfuse.codegen.cache import default_cache
 from onnxfuse.codegen.generate import generate
 from onnxfuse.codegen.object import host_features
-from onnxfuse.config import Config
+from onnxfuse.config import Config, Precision
 from onnxfuse.emit.bodies import emit_bodies
 from onnxfuse.emit.bundle import Staged, Written, staged
 from onnxfuse.emit.model import Emission, emit
@@ -105,7 +105,7 @@ def optimize(
     there again).
     """
     trace = trace or Trace()
-    target = by_name(config.target, host_features())
+    target = replace(by_name(config.target, host_features()), bf16_weights=config.precision is Precision.BF16)
     stages = _Stages(trace, progress)
     stage = stages.run
 

@@ -19,6 +19,7 @@ class Target:
     l1, l2        bytes of data cache per core
     cores         how many are to be kept busy: work is split for them, results do not depend on it
     byte_dots     there are instructions that sum products of signed bytes four at a time, and onnxruntime uses them
+    bf16_weights  constant factors of products that are bound by reading them are kept as bf16 (--precision bf16)
     peak, bw      FLOP/s (f32, one core) and bytes/s (memory, one core): for the cost model, rough
     """
 
@@ -32,6 +33,7 @@ class Target:
     l2: int = 512 * KIB
     cores: int = 8
     byte_dots: bool = False
+    bf16_weights: bool = False
     peak: float = 1.0e11
     bw: float = 1.5e10
 

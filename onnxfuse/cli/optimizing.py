@@ -13,7 +13,7 @@ import typer
 from onnxfuse.cli.app import app
 from onnxfuse.cli.options import CustomOps, Json, Judging, ModelArg, Planning, Sampling, Verbose, expanded
 from onnxfuse.cli.terminal import Progress, new_trace, print_json
-from onnxfuse.config import Config
+from onnxfuse.config import Config, Precision
 from onnxfuse.errors import UsageError
 from onnxfuse.files import private_folder
 
@@ -51,6 +51,9 @@ def optimize(
     exact_conv: Annotated[
         bool, typer.Option("--exact-conv", help="No Winograd: convolutions are plain sums of products.")
     ] = False,
+    precision: Annotated[
+        Precision, typer.Option(help="bf16: weights of products with few rows rounded to bf16 (half the memory read).")
+    ] = Precision.F32,
     strict: Annotated[bool, typer.Option("--strict", help="Fail where something cannot be compiled.")] = False,
     tune: Annotated[
         bool, typer.Option("--tune", help="Measure the kernels here; onnxruntime gets back those it runs faster.")
@@ -71,9 +74,10 @@ def optimize(
         raise UsageError("E_NO_OUTPUT", "no output file given", hint="onnxfuse optimize MODEL OUT, or --dry-run")
     config = replace(
         planning.config(),
-        verify=replace(judging.config(sampling), enabled=verify),
+        verify=replace(judging.config(sampling), enabled=verify, precision=precision),
         save_as_external_data=save_as_external_data,
         exact_conv=exact_conv,
+        precision=precision,
         strict=strict,
         tune=tune,
         custom_op_libraries=tuple(str(lib) for lib in custom_op_library or ()),

@@ -140,5 +140,5 @@ def _cost(d: Design, target: Target) -> float:
     arithmetic = 2 * batch * m * n * k / (rate * efficiency)
     packed = (m * k if d.a in (Access.ROWS, Access.COLUMNS) else 0) + (k * n if d.packs_b else 0)
     epilogue = pointwise_seconds(batch * m * n * epilogue_cost(c.finish, c.stores), target, c.acc.bytes)
-    traffic = batch * (m * k + k * n + m * n) * c.acc.bytes
+    traffic = batch * ((m * k + m * n) * c.acc.bytes + k * n * d.b_bytes)
     return max(arithmetic + batch * packed * PACK_SECONDS + epilogue, traffic / (4 * target.bw)) + 2e-6

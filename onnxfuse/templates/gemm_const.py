@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from onnxfuse.analysis.roles import Contraction
 from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Index, Reg
+from onnxfuse.codegen.prims import float_to_half
 from onnxfuse.codegen.scalar_expr import Buffer, Env, emit_expr
+from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import axes_of
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel
@@ -42,11 +44,15 @@ def _packed_elements(d: Design, which: str) -> int:
     return -(-extent // _panel(d, which)) * _panel(d, which) * depth
 
 
+def _element_bytes(d: Design, which: str) -> int:
+    return d.b_bytes if which == "b" else d.c.acc.bytes
+
+
 def packed_bytes(d: Design, which: str) -> int:
     """Bytes of the packed copy of operand `which` (a or b); 0 when it is not constant."""
     if (d.a if which == "a" else d.b) is not Access.CONST:
         return 0
-    total = _static(_const_axes(d.c, which)) * _packed_elements(d, which) * d.c.acc.bytes
+    total = _static(_const_axes(d.c, which)) * _packed_elements(d, which) * _element_bytes(d, which)
     return (-(-total // 64) + 2) * 64  # a vector of rows may read past the end
 
 
@@ -97,7 +103,10 @@ def _pack_const(build: Builder, env: Env, d: Design, which: str, dst: Reg) -> No
             at = build.imin(build.add(build.mul(p, width), i), extent - 1)
             here = place.at({**decode(build, env, c.k, k), **decode(build, env, own, at)})
             spot = build.add(panel, build.add(build.mul(k, width), i))
-            build.store(emit_expr(build, here, expr), build.offset(dst, spot, d.typ))
+            value = emit_expr(build, here, expr)
+            if which == "b" and d.tile.half:
+                value = float_to_half(build, value, DType.BF16)
+            build.store(value, build.offset(dst, spot, d.tile.b_typ if which == "b" else d.typ))
 
 
 def const_base(build: Builder, env: Env, d: Design, which: str, packed: Reg) -> Reg:
@@ -108,7 +117,7 @@ def const_base(build: Builder, env: Env, d: Design, which: str, packed: Reg) -> 
     for axis in _const_axes(d.c, which):
         assert isinstance(axis.extent, int)
         flat = build.add(build.mul(flat, axis.extent), env.axes[axis])
-    return build.offset(packed, build.mul(flat, _packed_elements(d, which)), d.typ)
+    return build.offset(packed, build.mul(flat, _packed_elements(d, which)), d.tile.b_typ if which == "b" else d.typ)
 
 
 def with_views(env: Env, c: Contraction) -> Env:

@@ -94,6 +94,11 @@ class Design:
         return (self.kc + self.tile.lanes) * self.b_row
 
     @property
+    def b_bytes(self) -> int:
+        """Size of an element of a constant b as it is packed."""
+        return 2 if self.tile.half else self.c.acc.bytes
+
+    @property
     def typ(self) -> Type:
         return reg_type(self.c.acc)
 
@@ -147,6 +152,8 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     """The design for a contraction; sizes follow from the target and how the operands are read."""
     tile = replace(tile_for(target, c.acc, c.rows.extent, c.cols.extent), pairs=c.pairs is not None)
     a, b = _access_a(c, kernel), _access_b(c, kernel)
+    if target.bf16_weights and b is Access.CONST and c.acc is DType.F32 and _few(c.rows.extent):
+        tile = replace(tile, half=True)
     if b is Access.TRANSPOSE and a is Access.DIRECT and _few(c.rows.extent) and tile.lanes > 1:
         b, tile = Access.DOT, replace(tile, nv=1)
     kc, nc, mc, ms = _limits(a, b, c.rows.extent, c.depth)

@@ -250,19 +250,20 @@ def _later(
 
     They are used by all tiles of a row (or column) of tiles: fetched by the first of them alone, they would be late.
     """
-    (i, j), s = tile, u.split
+    (i, j), s, size = tile, u.split, d.c.acc.bytes
     if d.a is Access.CONST:  # the next sub-block of rows, while the panels of b pass by
         first, width, ahead = u.n0, d.tile.nr, build.mul(s.ms, s.k)
         extent, base, at, step = build.sub(u.n1, u.n0), a.base, j, d.tile.mr
     elif d.b is Access.CONST:  # the next panel, while the rows pass by
         first, width, ahead = u.m0, d.tile.mr, build.mul(d.tile.nr, s.k)
         extent, base, at, step = build.imin(build.sub(u.m1, u.m0), s.ms), b.base, i, d.tile.nr
+        size = d.b_bytes
     else:
         return None
     shares = build.ceildiv(extent, width)
-    pace = build.ceildiv(step * d.c.acc.bytes, build.imax(shares, 1))
+    pace = build.ceildiv(step * size, build.imax(shares, 1))
     number = build.umod(build.udiv(build.sub(at, first), width), build.imax(shares, 1))
-    start = build.add(build.mul(ahead, d.c.acc.bytes), build.mul(build.mul(number, pace), kc))
+    start = build.add(build.mul(ahead, size), build.mul(build.mul(number, pace), kc))
     return build.offset(base, start, I8), pace
 
 

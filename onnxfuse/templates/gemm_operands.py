@@ -161,7 +161,7 @@ def b_panel(
     (j, cols), (k0, kc) = col, depth
     if d.b is Access.CONST:
         at = build.add(build.mul(j, u.split.k), build.mul(k0, d.tile.nr))
-        return replace(b, base=build.offset(b.base, at, d.typ))
+        return replace(b, base=build.offset(b.base, at, d.tile.b_typ))
     if d.b is Access.PANEL:
         return b
     if d.b not in (Access.DIRECT, Access.DOT):

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from onnxfuse.codegen.build import I1, I8, I64, PTR, VOID, Builder, Function, Index, Reg, reg_type, vec
+from onnxfuse.codegen.build import I1, I8, I16, I64, PTR, VOID, Builder, Function, Index, Reg, Type, reg_type, vec
+from onnxfuse.codegen.prims import half_to_float
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.types import Dim
 from onnxfuse.target import Target
@@ -30,6 +31,7 @@ class Tile:
     """Shape of the register tile: `mr` rows of `nv` vectors of `lanes` elements.
 
     pairs: an element of an operand is two 16-bit integers, whose products are added into one 32-bit sum.
+    half: b lies in memory as bf16 and is widened by the loads.
     """
 
     mr: int
@@ -37,6 +39,12 @@ class Tile:
     lanes: int
     dtype: DType
     pairs: bool = False
+    half: bool = False
+
+    @property
+    def b_typ(self) -> Type:
+        """What an element of b is in memory."""
+        return I16 if self.half else reg_type(self.dtype)
 
     @property
     def nr(self) -> int:
@@ -132,13 +140,13 @@ def accumulate(
     b_stride = x.b_stride if strides.b_stride is None else strides.b_stride
 
     def step(k: Index, acc: list[Reg]) -> list[Reg]:
-        row = build.offset(x.b, build.mul(k, b_stride), typ)
+        row = build.offset(x.b, build.mul(k, b_stride), tile.b_typ)
         if x.read is not None:
             bs = x.read(k)
         else:
-            bs = [build.load(build.offset(row, j * tile.lanes, typ), typ, tile.lanes) for j in range(nv)]
+            bs = [_load_b(build, tile, build.offset(row, j * tile.lanes, tile.b_typ)) for j in range(nv)]
         if x.ahead:
-            build.prefetch(build.offset(row, x.ahead, typ))
+            build.prefetch(build.offset(row, x.ahead, tile.b_typ))
         column = build.offset(x.a, build.mul(k, a_step), typ)
         out = []
         for i in range(mr):
@@ -262,6 +270,11 @@ def dot_kernel(build: Builder, tile: Tile) -> Function:
             add = build.ir.fadd if tile.dtype.is_float else build.ir.add
             build.store(add(total, kept), home)
     return fn
+
+
+def _load_b(build: Builder, tile: Tile, at: Reg) -> Reg:
+    value = build.load(at, tile.b_typ, tile.lanes)
+    return half_to_float(build, value, DType.BF16) if tile.half else value
 
 
 def _sets(chains: int, unroll: int) -> int:

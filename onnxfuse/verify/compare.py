@@ -12,6 +12,7 @@ floor `atol` is a few eps of 1. Defaults by dtype:
     f32               1e-4     1e-5     1e-6
     f64               1e-10    1e-12    2e-15
     f16, bf16, f8     8 eps    8 eps    0
+    f32 with weights in bf16 (--precision bf16): 2**-7, 2**-7, 0
     integers, bool, strings: equal
 
 NaN agrees with NaN in the same place only, an infinity with the same infinity only. +0 and -0 agree and are counted.
@@ -30,7 +31,7 @@ import ml_dtypes
 import numpy as np
 import onnxruntime
 
-from onnxfuse.config import VerifyConfig
+from onnxfuse.config import Precision, VerifyConfig
 from onnxfuse.errors import UsageError
 from onnxfuse.verify import ort
 from onnxfuse.verify.inputs import InputSpec, Sample, samples, specs
@@ -38,6 +39,7 @@ from onnxfuse.verify.mapped import Mapped, mapped_session
 
 Libraries = Sequence[str | os.PathLike[str]]
 
+_BF16_EPS = 2.0**-7  # of weights rounded to bf16: twice the largest relative error of one
 _HALF_EPS = 8  # units of eps for the types that are rounded after each op
 
 
@@ -165,12 +167,14 @@ def _badness(out: OutputReport) -> tuple[bool, bool, int, float]:
 # ---- tolerances
 
 
-def default_tolerance(dtype: np.dtype) -> Tolerance:
+def default_tolerance(dtype: np.dtype, precision: Precision = Precision.F32) -> Tolerance:
     """What two correct implementations may differ by.
 
     The absolute floor (8 eps) is for outputs that are saturated: onnxruntime's own sigmoid and tanh clamp their
     argument, so the tail of a function with values around 1 is only good to an eps of 1.
     """
+    if dtype == np.float32 and precision is Precision.BF16:
+        return Tolerance(_BF16_EPS, _BF16_EPS)
     if dtype == np.float32:
         return Tolerance(1e-4, 1e-5, 1e-6)
     if dtype == np.float64:
@@ -190,7 +194,7 @@ def is_small_float(dtype: np.dtype) -> bool:
 
 def tolerance_for(name: str, dtype: np.dtype, config: VerifyConfig) -> Tolerance:
     """The default for the dtype, overridden by the flags; an explicit atol replaces the part that scales."""
-    tol = default_tolerance(dtype)
+    tol = default_tolerance(dtype, config.precision)
     exact = tol == Tolerance()
     rtol = config.output_rtol.get(name, None if exact else config.rtol)
     atol = config.output_atol.get(name, None if exact else config.atol)

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -39,6 +40,25 @@ def test_it_writes_a_model_and_a_library_that_agree(onnxfuse, model, tmp_path):
     (y,) = package.InferenceSession(out).run(None, {"x": x})
     assert np.allclose(y, np.maximum(np.exp(x) + x, 0), rtol=1e-5)
     assert onnxfuse("compare", source, out).code == 0
+
+
+def test_bf16_rounds_the_weights_of_a_single_row(onnxfuse, tmp_path):
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((300, 40), np.float32), rng.standard_normal((1, 300), np.float32)
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[1,300] x) => (float[1,40] y) { y = MatMul(x, w) }'
+    source = parser.parse_model(text)
+    source.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    onnx.save(source, tmp_path / "a.onnx")
+    results = {}
+    for name in ("f32", "bf16"):
+        run = onnxfuse("optimize", tmp_path / "a.onnx", tmp_path / f"{name}.onnx", "--precision", name)
+        assert run.code == 0, run.err
+        (results[name],) = package.InferenceSession(tmp_path / f"{name}.onnx").run(None, {"x": x})
+    rounded = w.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert np.allclose(results["f32"], x @ w, rtol=1e-5, atol=1e-5)
+    assert np.allclose(results["bf16"], x @ rounded, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(results["bf16"], x @ w, rtol=1e-5, atol=1e-5)
+    assert is_one_error(onnxfuse("optimize", tmp_path / "a.onnx", "--dry-run", "--precision", "f8"), "E_FLAG")
 
 
 def test_a_second_run_writes_the_same_bytes(onnxfuse, model, tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from onnxfuse.config import VerifyConfig
+from onnxfuse.config import Precision, VerifyConfig
 from onnxfuse.errors import UsageError
 from onnxfuse.verify import ort
 from onnxfuse.verify.compare import compare, compare_many, compare_results, compare_values
@@ -63,6 +63,16 @@ def test_signed_zeros_agree_and_are_counted():
     report = verdict(F32([0.0, -0.0, 1]), F32([-0.0, -0.0, 1]))
     assert report.ok
     assert report.signed_zeros == 1
+
+
+def test_weights_in_bf16_widen_the_tolerance_of_f32_alone():
+    half = VerifyConfig(precision=Precision.BF16)
+    a, b = np.array([1.0, -0.25], F32), np.array([1.004, -0.25], F32)
+    assert verdict(a, b, half).ok
+    assert not verdict(a, b).ok
+    assert not verdict(a, np.array([1.02, -0.25], F32), half).ok
+    assert not verdict(a.astype(np.float64), b.astype(np.float64), half).ok
+    assert not verdict(np.array([1]), np.array([2]), half).ok
 
 
 def test_tiny_outputs_are_checked_with_an_absolute_tolerance_of_zero():
