@@ -12,7 +12,7 @@ it that become its order of storing. The acyclicity test (NF_CYCLE, NF_CYCLE_BUD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Generic, TypeVar
@@ -222,13 +222,16 @@ def no_prologue(p: Pair) -> str | None:
     if any(v in p.a.makes for c in p.computes(p.b.items) if c is not anchor for v in c.reads):
         return "read by the epilogue"
     operands = factors(anchor.body) if anchor.reduce.combine.name == "add" else ()
-    if len(operands) != 2 or not all(isinstance(e, Load) and _bare(e) for e in operands):
+    window = not all(isinstance(e, Load) and _bare(e) for e in operands)
+    if len(operands) != 2 or (window and not _strided(anchor, operands)):
         return "not a plain contraction"
     bodies: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
     for c in members:
         bodies[c.out] = (c.axes, inline_loads(c.body, bodies))
     axes = (*anchor.axes, *anchor.reduce.axes)
-    composed = [inline_loads(e, bodies) for e in operands]
+    composed = [inline_loads(_within(e), bodies) for e in operands]
+    if window and not all(isinstance(e, Load) for e in composed):
+        return "not a view, and the product sums over a window"
     if not all(level(e, axes) <= AFFINE for operand in composed for e in loads(operand)):
         return "the composed index is not affine"
     return next((why for e in composed if not isinstance(e, Load) and (why := _no_stream(e, anchor, p.config))), None)
@@ -287,6 +290,26 @@ def no_view_epilogue(p: Pair) -> str | None:
     if offset(read.index, p.shared[0].tensor.shape) is offset(here, last.out.tensor.shape):
         return "only renames memory"
     return None
+
+
+def _within(e: Expr) -> Expr:
+    """The load under the guard of a padded window."""
+    guarded = isinstance(e, Apply) and e.prim.name == "where" and isinstance(e.args[2], Lit)
+    return e.args[1] if isinstance(e, Apply) and guarded else e
+
+
+def _strided(anchor: Compute, operands: Sequence[Expr]) -> bool:
+    """A strided convolution of several features: whatever the order of its operand, it is packed as a product.
+
+    Others may have a kernel of another kind (Winograd, depthwise) that reads planes.
+    """
+    read = [e for e in map(_within, operands) if isinstance(e, Load)]
+    moving = [e for e in read if not _bare(e)]
+    if len(read) != 2 or len(moving) != 1:
+        return False
+    features = any(a.extent != 1 and a not in axes_of(moving[0]) for a in anchor.axes)
+    scaled = (e for e in walk(*moving[0].index) if isinstance(e, Apply) and e.prim.name == "mul")
+    return features and any(a in axes_of(e) for e in scaled for a in anchor.axes)
 
 
 def _bare(ld: Load) -> bool:

@@ -34,6 +34,7 @@ def run_partition(
     before = fuse(loops, config)
     made = kernelize(before)
     arrays: dict[Value, Array] = {v: given[v.name] for v in loops.inputs}
+    arrays |= {v: c.numpy() for v, c in loops.consts.items()}
     todo: list[Group | Opaque] = [*made.partition.groups, *before.left]
     while todo:
         waiting: list[Group | Opaque] = []
