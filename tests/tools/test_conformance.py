@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 
 import conformance
+import inherent
 import judges
 import numpy as np
+import onnx
 import pytest
 import suites
 from onnx import TensorProto, helper
@@ -162,3 +164,29 @@ def test_a_run_goes_on_where_its_log_ends(tmp_path: Path, monkeypatch: pytest.Mo
     assert conformance.main(["--log", str(path)]) == 2
     assert tried == ["test_neg"]
     assert len(path.read_text().splitlines()) == 2
+
+
+def test_the_share_leaves_out_what_no_kernel_can_be(cases: list[TestCase]) -> None:
+    relu, absolute, negative = (ok(c) for c in cases)
+    absolute.compiled = 0
+    negative.apart, negative.compiled = "strings", 0
+    lines = conformance.report([relu, absolute, negative]).splitlines()
+    assert "  not counted:    1  strings" in lines
+    assert any(line.startswith("of the others") and line.endswith("1 of 2 = 50.0 %") for line in lines)
+    assert lines[lines.index("not compiled though they could be, by op:") + 1] == "      1  Abs"
+
+
+def test_what_no_kernel_can_be_is_told_by_op_type_and_mode() -> None:
+    floats, text, flag = TensorProto.FLOAT, TensorProto.STRING, TensorProto.BOOL
+
+    def one(op: str, kind: int, inputs: int = 1) -> onnx.ModelProto:
+        infos = [helper.make_tensor_value_info(f"x{k}", flag if k == 2 else kind, [2]) for k in range(inputs)]
+        node = helper.make_node(op, [i.name for i in infos], ["y"])
+        return helper.make_model(helper.make_graph([node], "g", infos, [helper.make_tensor_value_info("y", kind, [2])]))
+
+    found = [inherent.apart(one(op, floats)) for op in ("Relu", "Loop", "NonZero", "Dropout")]
+    assert found == ["", "control flow", "the shape depends on data", ""]
+    assert inherent.apart(one("Equal", text)) == "strings"
+    assert inherent.apart(one("Dropout", floats, 3)) == "random"
+    assert inherent.narrow(one("Cast", TensorProto.FLOAT8E5M2))
+    assert not inherent.narrow(one("Cast", floats))
