@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 import onnx
 from fused import fused_nodes, table
-from inherent import apart, narrow
+from inherent import apart, idle, narrow
 from judges import Judge, Refused, There, judge
 from onnx.backend.test.case.test_case import TestCase
 from suites import SUITES, cases, freeze, loaded, op, plain
@@ -421,9 +421,9 @@ def _totals(results: Sequence[Result]) -> str:
 
 def _share(results: Sequence[Result]) -> str:
     """Of what onnxruntime runs and could be compiled, how much is; the element types that only pass through apart."""
-    counted = [r for r in results if r.state != "not run" and not r.apart]
+    counted = _counted(results)
     dense = [r for r in counted if not r.narrow]
-    why = Counter(r.apart for r in results if r.state != "not run" and r.apart)
+    why = Counter(w for r in results if r.state != "not run" and (w := _apart(r)))
     lines = [f"  not counted: {n:4d}  {reason}" for reason, n in why.most_common()]
     for title, some in (("of the others", counted), ("  with element types kernels compute on", dense)):
         done = sum(r.compiled > 0 for r in some)
@@ -431,10 +431,19 @@ def _share(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def _apart(r: Result) -> str:
+    return r.apart or ("nothing to compute" if not r.compiled and r.state == "ok" and idle(r.left) else "")
+
+
+def _counted(results: Sequence[Result]) -> list[Result]:
+    """The cases that could run compiled."""
+    return [r for r in results if r.state != "not run" and not _apart(r)]
+
+
 def _not_compiled(results: Sequence[Result], verbose: bool) -> list[str]:
     missing: dict[str, list[str]] = {}
-    for r in results:
-        if r.state != "not run" and not r.apart and not r.compiled:
+    for r in _counted(results):
+        if not r.compiled:
             missing.setdefault(r.op, []).append(r.name)
     ranked = sorted(missing.items(), key=lambda item: (-len(item[1]), item[0]))
     return [f"  {len(names):5d}  {op}{': ' + ', '.join(names) if verbose else ''}" for op, names in ranked]

@@ -6,6 +6,8 @@ compiled and are not count against us; so do those of an element type that only 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 from onnx import numpy_helper
 
@@ -26,6 +28,9 @@ INHERENT: dict[str, tuple[str, ...]] = {
         "MelWeightMatrix", "NonMaxSuppression", "NonZero", "Range", "Unique",
     ),
 }  # fmt: skip
+
+# Codes of nodes without a computation: the runtime only gives memory another name, or reads dimensions.
+NO_WORK = frozenset({"NF_FREE_VIEW", "UN_SHAPE"})
 
 _OF = {op: why for why, ops in INHERENT.items() for op in ops}
 _NARROW = frozenset({
@@ -49,6 +54,11 @@ def apart(model: onnx.ModelProto) -> str:
     if graph.node[0].op_type == "Dropout" and _trains(model):
         return "random"
     return _OF.get(graph.node[0].op_type, "")
+
+
+def idle(left: Iterable[str]) -> bool:
+    """Nothing is left to compute, of a case without a kernel: entries are "Op CODE"."""
+    return all(entry.rpartition(" ")[2] in NO_WORK for entry in left)
 
 
 def narrow(model: onnx.ModelProto) -> bool:

@@ -125,8 +125,11 @@ def _way(d: int, gates: int, size: int, w: GraphTensor, r: GraphTensor, b: State
     return _Way(matrices[0], matrices[1], wb, rb, of(p), of(h), of(c), size)
 
 
-def _plain_only(name: str, lengths: State, clip: float | None, layout: int, activations, wanted: Sequence[str]) -> None:
-    if lengths is not None:
+def _plain_only(
+    name: str, x: GraphTensor, lengths: State, clip: float | None, layout: int, activations, wanted: Sequence[str]
+) -> None:
+    whole = lengths is None or (lengths.known is not None and all(n == x.shape[0] for n in lengths.ints()))
+    if not whole:
         raise Unsupported("UN_DATA_DEPENDENT", f"{name} with sequence lengths")
     given = list(activations or wanted)
     repeated = [a.lower() for a in wanted] * (len(given) // len(wanted) or 1)
@@ -196,7 +199,7 @@ def RNN(
     outputs,
 ):
     """Plain recurrent net over a few steps."""
-    _plain_only("RNN", sequence_lens, clip, layout, activations, ["Tanh"])
+    _plain_only("RNN", x, sequence_lens, clip, layout, activations, ["Tanh"])
     return _net(_rnn_step, 1, x, w, r, b, initial_h, None, None, direction, outputs)
 
 
@@ -220,7 +223,7 @@ def GRU(
     outputs,
 ):
     """Gated recurrent unit over a few steps."""
-    _plain_only("GRU", sequence_lens, clip, layout, activations, ["Sigmoid", "Tanh"])
+    _plain_only("GRU", x, sequence_lens, clip, layout, activations, ["Sigmoid", "Tanh"])
     return _net(_gru_step(bool(linear_before_reset)), 3, x, w, r, b, initial_h, None, None, direction, outputs)
 
 
@@ -246,7 +249,7 @@ def LSTM(
     outputs,
 ):
     """Long short-term memory over a few steps."""
-    _plain_only("LSTM", sequence_lens, clip, layout, activations, ["Sigmoid", "Tanh", "Tanh"])
+    _plain_only("LSTM", x, sequence_lens, clip, layout, activations, ["Sigmoid", "Tanh", "Tanh"])
     if input_forget:
         raise Unsupported("UN_ATTR", "LSTM with input_forget=1")
     return _net(_lstm_step, 4, x, w, r, b, initial_h, initial_c, p, direction, outputs)

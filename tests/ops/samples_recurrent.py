@@ -33,8 +33,10 @@ def _recurrent(op, opset):
                     yield sample(*inputs, const=[1, 2, 3], outputs=outputs, may=steps > 4, **attrs)
     for dtype in (F64, F16, BF16):
         yield sample(*given(dtype, 2, 1, 1, 1, 0), const=[1, 2, 3], outputs=count, may=True, hidden_size=3)
-    lengths = np.array([2, 1], np.int32)
     inputs = given(F32, 2, 1, 1, 0, 0)
+    full = np.array([2, 2], np.int32)
+    yield sample(*inputs[:4], full, const=[1, 2, 3, 4], outputs=count, hidden_size=3)
+    lengths = np.array([2, 1], np.int32)
     yield sample(*inputs[:4], lengths, const=[1, 2, 3], outputs=count, may=True, hidden_size=3)
     yield sample(*inputs, const=[1, 2, 3], outputs=count, may=True, hidden_size=3, clip=0.5)
     if op.name == "GRU":
