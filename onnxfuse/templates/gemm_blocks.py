@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg
 from onnxfuse.codegen.scalar_expr import Env, emit_dim, open_kernel
 from onnxfuse.ir.kernel import Kernel
-from onnxfuse.templates.gemm_cut import SHARERS, Product, cut
+from onnxfuse.templates.gemm_cut import SHARERS, Product, cut, tasks_of
 from onnxfuse.templates.gemm_design import Access, Design
 from onnxfuse.templates.gemm_lift import lifted_bytes
 
@@ -55,8 +55,8 @@ def split(build: Builder, env: Env, d: Design) -> Split:
     worth = build.add(build.udiv(work, TASK_WORK), 1)
     if isinstance(batch, int) and isinstance(m, int) and isinstance(n, int) and isinstance(k, int) and d.cuts:
         fetch, pack = FETCH.get(d.b, (0.0, 0.0))
-        tasks = min(MAX_TASKS, batch * m * n * k // TASK_WORK + 1)
-        nc, mc = cut(Product(batch, m, n, k, d.tile, d.nc, d.mc, fetch, pack, d.cores, tasks))
+        most = min(MAX_TASKS, batch * m * n * k // TASK_WORK + 1)
+        nc, mc = cut(Product(batch, m, n, k, d.tile, d.nc, d.mc, fetch, pack, d.cores, most))
     else:
         nc, mc = _blocks(build, d, (batch, m, n), work)
     nblocks, mblocks = build.ceildiv(n, build.imax(nc, 1)), build.ceildiv(m, mc)
@@ -66,7 +66,10 @@ def split(build: Builder, env: Env, d: Design) -> Split:
     kblocks = build.imax(build.ceildiv(k, d.kc), 1)
     kc = build.mul(build.ceildiv(build.udiv(k, d.taps), kblocks), d.taps)
     units = build.mul(points, mblocks)
-    tasks = build.imin(units, build.imin(worth, MAX_TASKS))
+    if isinstance(units, int) and isinstance(worth, int):
+        tasks: Index = tasks_of(units, min(worth, MAX_TASKS), d.cores)
+    else:
+        tasks = build.imin(units, build.imin(worth, MAX_TASKS))
     shared: bool | Reg
     if isinstance(mblocks, int) and isinstance(points, int):
         shared = mblocks > 1 and points < SPREAD

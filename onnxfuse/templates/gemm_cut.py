@@ -67,15 +67,30 @@ def _makespan(p: Product, width: int, height: int) -> float:
     shared = p.batch * len(columns) < SHARERS
     first = p.fetch + (p.pack / len(rows) if shared else p.pack)
     units = [c * (r + first) + REREAD * r for c in columns for r in rows] * p.batch
-    tasks = min(len(units), p.most)
+    tasks = tasks_of(len(units), p.most, p.cores)
     start = TASK_SECONDS / STEP_SECONDS / max(1, p.k)
     loads = [sum(units[t * len(units) // tasks : (t + 1) * len(units) // tasks]) + start for t in range(tasks)]
     if tasks == 1 or p.cores == 1:
         return sum(loads)
-    busy = [0.0] * p.cores
+    return _last(loads, p.cores) + start
+
+
+def _last(loads: list[float], cores: int) -> float:
+    """When the last core is done."""
+    busy = [0.0] * cores
     for load in loads:
         heapq.heapreplace(busy, busy[0] + load)
-    return max(busy) + start
+    return max(busy)
+
+
+@functools.lru_cache(maxsize=4096)
+def tasks_of(units: int, most: int, cores: int) -> int:
+    """Into how many tasks equal units are best divided: the largest number of those after which all are done first."""
+
+    def done(tasks: int) -> float:
+        return _last([float((t + 1) * units // tasks - t * units // tasks) for t in range(tasks)], cores)
+
+    return min(range(max(1, min(units, most)), 0, -1), key=done)
 
 
 def _panels(p: Product, first: int, count: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.templates.gemm_cut import Product, cut
+from onnxfuse.templates.gemm_cut import Product, cut, tasks_of
 from onnxfuse.templates.microkernel import Tile
 
 TILE = Tile(6, 2, 8, DType.F32)
@@ -51,3 +51,12 @@ def test_a_small_product_is_not_cut() -> None:
 
 def test_rows_are_not_cut_where_every_unit_would_pack_for_itself() -> None:
     assert blocks(replace(LAYER, n=1600, nc=128, mc=256 * 6, pack=4.0, cores=1))[1] == 1
+
+
+@pytest.mark.parametrize(("units", "most", "cores", "tasks"), [(8, 6, 2, 5), (8, 16, 2, 8), (9, 4, 2, 4), (7, 7, 1, 7)])
+def test_equal_units_are_divided_so_that_no_core_waits_long(units: int, most: int, cores: int, tasks: int) -> None:
+    assert tasks_of(units, most, cores) == tasks
+
+
+def test_there_is_a_task_even_for_nothing() -> None:
+    assert tasks_of(0, 3, 2) == 1
