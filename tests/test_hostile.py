@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxfuse
 from onnxfuse.cli import run_arguments
 from onnxfuse.errors import UsageError
+from onnxfuse.inspection import inspect_all
 from onnxfuse.verify import ort
 
 NAMES = (
@@ -208,6 +209,20 @@ def test_sizes_nobody_can_hold(text):
     except UsageError:
         return
     assert bundle.model.ByteSize() < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"(float[4] x) => (float[a] y) <int64[1] r = {{{HUGE}}}> {{ y = Tile(x, r) }}",  # 2**64 elements are not 0
+        f"(float[4,{HUGE}] x) => (float[a] y) <int64[1] k = {{-1}}> {{ y = Reshape(x, k) }}",
+        f"(float[4,{HUGE},N] x) => (float[a,b] y) {{ y = Flatten<axis = 2>(x) }}",
+    ],
+)
+def test_sizes_do_not_wrap_around(text):
+    (left,) = inspect_all(onnxfuse.optimize(node_model(text), verify=False).plans).left
+    assert left.code == "UN_MISFIT"
+    assert "18446744073709551616 is out of the range of a dimension" in left.why
 
 
 def test_dimensions_of_a_tensor_whose_product_overflows():

@@ -331,10 +331,21 @@ def _fold(prim: Prim, args: tuple[Expr, ...], dtype: DType) -> Expr | None:
         return None
     if first.is_int or first is DType.BOOL:
         if all(isinstance(a, Lit) for a in args):
+            if _leaves_i64(prim.name, args):
+                return None  # of data it wraps around when it runs; of dimensions simplify refuses it
             values = [np.asarray(a.value, dtype=first.numpy) for a in args if isinstance(a, Lit)]
             return lit(prim.numpy(*values).item(), dtype)
         return _identity(prim.name, args)
     return None
+
+
+def _leaves_i64(name: str, args: tuple[Expr, ...]) -> bool:
+    """A sum or product of two i64 literals that is none."""
+    if args[0].dtype is not DType.I64 or name not in ("add", "sub", "mul"):
+        return False
+    a, b = (int(x.value) for x in args if isinstance(x, Lit))
+    result = a + b if name == "add" else a - b if name == "sub" else a * b
+    return not -(1 << 63) <= result < 1 << 63
 
 
 def _identity(name: str, args: tuple[Expr, ...]) -> Expr | None:

@@ -37,6 +37,7 @@ from onnxfuse.ir.expr import (
     children,
     i64,
     load,
+    loads,
     rebuild,
     walk,
 )
@@ -146,12 +147,17 @@ def _degree(p: Poly) -> int:
 
 
 def from_poly(p: Poly) -> Expr:
-    """The expression of a polynomial, terms in canonical order, constant last."""
+    """The expression of a polynomial, terms in canonical order, constant last.
+
+    Raises OverflowError for numbers outside of i64, but where elements of tensors are multiplied: those wrap around.
+    """
     total: Expr | None = None
     for mono in sorted(p, key=_mono_key):
         coeff = p[mono]
         if not coeff:
             continue
+        if not -(1 << 63) <= coeff < 1 << 63 and not loads(*mono):
+            raise OverflowError(f"{coeff} is out of the range of a dimension")
         if not mono:
             term: Expr = i64(abs(coeff) if total is not None else coeff)
         else:

@@ -261,10 +261,14 @@ def _bound(v: Expr, dim: Dim, low: int, high: Expr) -> Expr:
     return simplify(minimum(maximum(moved, low), high))
 
 
+LONGEST = 1 << 31  # no dimension has more elements: any step beyond takes one
+
+
 def _slice(x: Tensor, starts: Sequence[Expr], ends: Sequence[Expr], axes: Sequence[int], steps: Sequence[int]) -> Loops:
     shape = list(x.shape)
     first: dict[int, tuple[Expr, int]] = {}
-    for s, e, axis, step in zip(starts, ends, axes, steps, strict=True):
+    for s, e, axis, far in zip(starts, ends, axes, steps, strict=True):
+        step = min(max(far, -LONGEST), LONGEST)
         k = axis_of(axis, x.rank)
         d = x.shape[k]
         top = dim_expr(d)

@@ -108,6 +108,19 @@ def test_sizes_that_an_output_declares_are_not_believed(tmp_path: Path) -> None:
     agrees(tmp_path, m, {"x": few}, {"x": many})
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "step"),
+    [(0, 2**63 - 1, 2**63 - 1), (3, -(2**63), -(2**63)), (-1, -(2**63) + 1, -(2**63) + 1), (1, 2**63 - 1, 2**31)],
+)
+def test_a_step_beyond_the_end_takes_one_element(tmp_path: Path, start: int, end: int, step: int) -> None:
+    m = model(
+        f"""(float[4] x) => (float[a] y)
+        <int64[1] b = {{{start}}}, int64[1] e = {{{end}}}, int64[1] axis = {{0}}, int64[1] step = {{{step}}}> {{
+        s = Slice(x, b, e, axis, step)  y = Exp(s) }}"""
+    )
+    agrees(tmp_path, m, {"x": floats(4)})
+
+
 def test_a_dimension_minus_a_part_of_itself(tmp_path: Path) -> None:
     # N - (N + 1) // 2 must not be solved for N.
     m = model(
