@@ -12,7 +12,7 @@ from onnxfuse.frontend.load import ModelLike
 from onnxfuse.pipeline import Bundle
 from onnxfuse.pipeline import optimize as run
 from onnxfuse.trace import Trace
-from onnxfuse.verify.bundle import verify_bundle
+from onnxfuse.verify.bundle import ahead, verify_bundle
 
 
 def optimize(
@@ -122,8 +122,9 @@ def optimize(
         custom_op_libraries=tuple(fspath(lib) for lib in custom_op_library),
         cache=cache,
     )
-    bundle = run(model, config, trace, progress)
-    if verify:
-        with private_folder() as folder:
-            verify_bundle(model, bundle, folder, config, [Path(lib) for lib in custom_op_library])
+    with ahead(model, config) as begun:
+        bundle = run(model, config, trace, progress)
+        if verify:
+            with private_folder() as folder:
+                verify_bundle(model, bundle, folder, config, [Path(lib) for lib in custom_op_library], begun)
     return bundle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnxfuse.emit.bundle import Staged, Written
     from onnxfuse.inspection import Inspection
     from onnxfuse.tuning import Tuning
+    from onnxfuse.verify.child import Ahead
     from onnxfuse.verify.compare import Report
     from onnxfuse.verify.facts import ModelFacts
 
@@ -84,15 +85,17 @@ def optimize(
         cache=cache,
     )
     # Imported here: onnx, onnxruntime and LLVM take a second to load.
-    from onnxfuse import pipeline
-    from onnxfuse.emit.bundle import check_output
+    from onnxfuse.verify.bundle import ahead
 
-    if output is not None:
-        check_output(output, model)
     progress = Progress(verbose)
-    from onnxfuse.inspection import inspect_all
-
     with progress, contextlib.ExitStack() as stack:
+        begun = stack.enter_context(ahead(model, config))
+        from onnxfuse import pipeline
+        from onnxfuse.emit.bundle import check_output
+        from onnxfuse.inspection import inspect_all
+
+        if output is not None:
+            check_output(output, model)
         bundle = pipeline.optimize(model, config, new_trace(model, progress), progress.starts)
         found, tuning = inspect_all(bundle.plans), bundle.tuning
         scratch = stack.enter_context(private_folder())
@@ -101,13 +104,13 @@ def optimize(
             pair = stack.enter_context(bundle.staged(where))
         del bundle  # the weights are on disk: the sessions that follow need the memory
         with progress.step("verify"):
-            reports = _verify_pair(model, pair, config, custom_op_library or ()) if verify else ()
+            reports = _verify_pair(model, pair, config, begun) if verify else ()
         result = _result(model, pair, found, tuning)
         written = pair.publish() if output is not None and not dry_run else None
     _print_result(result, written, reports, json)
 
 
-def _verify_pair(model: Path, pair: Staged, config: Config, custom_op_libraries: Sequence[Path]) -> tuple[Report, ...]:
+def _verify_pair(model: Path, pair: Staged, config: Config, begun: Ahead | None) -> tuple[Report, ...]:
     """Compare before it is published; a mismatch is shown before it is raised."""
     from onnxfuse.verify.bundle import MismatchError, verify_pair
 
@@ -121,7 +124,8 @@ def _verify_pair(model: Path, pair: Staged, config: Config, custom_op_libraries:
         )
 
     try:
-        return named(verify_pair(model, pair.model, pair.library, config, custom_op_libraries, bodies=pair.bodies))
+        custom = [Path(lib) for lib in config.custom_op_libraries]
+        return named(verify_pair(model, pair.model, pair.library, config, custom, bodies=pair.bodies, begun=begun))
     except MismatchError as exc:
         from onnxfuse import report
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -14,7 +14,7 @@ from onnxfuse.errors import VerifyError
 from onnxfuse.ir.bodies import BodyFiles
 from onnxfuse.verify import ort
 from onnxfuse.verify.bodies import BodiesJob
-from onnxfuse.verify.child import Job, apart, bodies_apart
+from onnxfuse.verify.child import Ahead, Begin, Job, apart, bodies_apart
 from onnxfuse.verify.compare import Report
 
 
@@ -37,16 +37,29 @@ class Bundle(Protocol):
     def staged(self, path: str | PathLike[str]) -> AbstractContextManager[Pair]: ...
 
 
+def ahead(model: object, config: Config) -> AbstractContextManager[Ahead | None]:
+    """Begin with what `verify_pair` needs of a model in a file, while the rest is made; see `Ahead`."""
+    if not config.verify.enabled or config.tune or not isinstance(model, str | PathLike):
+        return nullcontext()
+    return Ahead(Begin(Path(model), config.verify, tuple(Path(lib) for lib in config.custom_op_libraries)))
+
+
 def verify_bundle(
-    model: ort.Source, bundle: Bundle, folder: Path, config: Config, custom_op_libraries: Sequence[Path] = ()
+    model: ort.Source,
+    bundle: Bundle,
+    folder: Path,
+    config: Config,
+    custom_op_libraries: Sequence[Path] = (),
+    begun: Ahead | None = None,
 ) -> tuple[Report, ...]:
     """Write to `folder` and compare there (see `verify_pair`)."""
     original = ort.in_file(model, folder / "original.onnx")
     with bundle.staged(folder / "model.onnx") as pair:
         called = ort.describe(model)
         return verify_pair(
-            original, pair.model, pair.library, config, custom_op_libraries, called=called, bodies=pair.bodies
-        )
+            original, pair.model, pair.library, config, custom_op_libraries, called=called, bodies=pair.bodies,
+            begun=begun,
+        )  # fmt: skip
 
 
 def verify_pair(
@@ -58,16 +71,18 @@ def verify_pair(
     *,
     called: str = "",
     bodies: Sequence[BodyFiles] = (),
+    begun: Ahead | None = None,
 ) -> tuple[Report, ...]:
     """Compare without and with the library, in a process of its own; all reports when they agree, bodies' last.
 
     Raises VerifyError: E_MISMATCH, whose `reports` attribute holds the comparison for printing, or E_VERIFY_CRASH.
-    `called` is how reports and messages name the original, when not by its path.
+    `called` is how reports and messages name the original, when not by its path; `begun` is a child that has begun
+    with this model and config.
     """
     called = called or ort.describe(model)
     libraries = (None, library) if library is not None else (None,)
     job = Job(model, saved, libraries, config.verify, tuple(custom_op_libraries))
-    reports = tuple(replace(r, reference=called.strip("'")) for r in apart(job))
+    reports = tuple(replace(r, reference=called.strip("'")) for r in apart(job, begun))
     if bodies and all(r.ok for r in reports):
         inner = BodiesJob(model, tuple(bodies), libraries, config.verify, tuple(custom_op_libraries))
         reports += bodies_apart(inner)

@@ -9,6 +9,7 @@ then the result (a tuple) or the UsageError.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import pickle
 import signal
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +27,11 @@ from onnxfuse.config import VerifyConfig
 from onnxfuse.errors import UsageError, VerifyError
 from onnxfuse.ir.bodies import BodyFiles
 from onnxfuse.verify.bodies import BodiesJob, step_of
-from onnxfuse.verify.compare import Report, compare_many
+from onnxfuse.verify.compare import Original, Report, compare_many, original
 
 T_co = TypeVar("T_co", covariant=True)
+_AHEAD_LIMIT = 1 << 30  # bytes of a model that is loaded ahead, at most
+_EXTERNAL = b"\n\x08location"  # how a tensor in another file is written: key 1 of its first entry
 _KEPT_LINES = 5  # of what a child that crashed had printed
 # Large blocks go back to the system when a session is gone: the next one needs the room (glibc would keep them).
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
@@ -44,7 +48,7 @@ class Job:
     custom_op_libraries: tuple[Path, ...] = ()
     threads: int = 0
 
-    def run(self, step: Callable[[str], None] | None = None) -> tuple[Report, ...]:
+    def run(self, step: Callable[[str], None] | None = None, known: Original | None = None) -> tuple[Report, ...]:
         return compare_many(
             self.reference,
             self.candidate,
@@ -54,7 +58,37 @@ class Job:
             threads=self.threads,
             step=step,
             lean=True,
+            known=known,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The part of a Job that needs no candidate, for `Ahead`.
+
+    Not of large models: beside the caller's own copy there may be no room.
+    """
+
+    reference: Path
+    config: VerifyConfig = field(default_factory=VerifyConfig)
+    custom_op_libraries: tuple[Path, ...] = ()
+
+    def run(self, step: Callable[[str], None]) -> Original | None:
+        """None where the original does not run: the Job finds that again, and says it."""
+        try:
+            if _large(self.reference):
+                return None
+            return original(self.reference, config=self.config, custom_op_libraries=self.custom_op_libraries, step=step)
+        except (UsageError, OSError):
+            return None
+
+
+def _large(path: Path) -> bool:
+    """Too large to be loaded ahead, or with weights in other files, whose size is not known."""
+    if not 0 < path.stat().st_size <= _AHEAD_LIMIT:
+        return True
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(_EXTERNAL) >= 0
 
 
 class Work(Protocol[T_co]):
@@ -63,9 +97,45 @@ class Work(Protocol[T_co]):
     def run(self, step: Callable[[str], None], /) -> tuple[T_co, ...]: ...
 
 
-def apart(job: Work[T_co]) -> tuple[T_co, ...]:
-    """Run the job in a child. Raises what it raised, VerifyError E_VERIFY_CRASH if it did not live to say."""
-    return _apart(job)
+def apart(job: Work[T_co], ahead: Ahead | None = None) -> tuple[T_co, ...]:
+    """Run the job in a child. Raises what it raised, VerifyError E_VERIFY_CRASH if it did not live to say.
+
+    ahead: a child that has begun with the original of this very job.
+    """
+    return _apart(job, ahead=ahead)
+
+
+class Ahead:
+    """A child that loads and runs the original while the caller still makes the candidate; a context."""
+
+    def __init__(self, begin: Begin) -> None:
+        self._begin = begin
+        self._log: BinaryIO | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Ahead:
+        try:
+            self._log = tempfile.TemporaryFile()
+            self._process = _start(self._log)
+            assert self._process.stdin is not None
+            pickle.dump(self._begin, self._process.stdin)
+            self._process.stdin.flush()
+        except OSError:  # no new process to be had, or it is gone again: `apart` will say what is wrong
+            self.__exit__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process, log = self.take()
+        if process is not None:
+            _end(process)
+        if log is not None:
+            log.close()
+
+    def take(self) -> tuple[subprocess.Popen[bytes] | None, BinaryIO | None]:
+        """The child and what it prints to; they are the caller's from now on."""
+        found = self._process, self._log
+        self._process = self._log = None
+        return found
 
 
 def bodies_apart(job: BodiesJob) -> tuple[Report, ...]:
@@ -91,10 +161,13 @@ def _ended_by(job: BodiesJob, step: str) -> None:
         raise _EndedBy(found.number)
 
 
-def _apart(job: Work[T_co], crashed: Callable[[str], None] | None = None) -> tuple[T_co, ...]:
-    with tempfile.TemporaryFile() as log:
+def _apart(
+    job: Work[T_co], crashed: Callable[[str], None] | None = None, ahead: Ahead | None = None
+) -> tuple[T_co, ...]:
+    begun, printed = ahead.take() if ahead is not None else (None, None)
+    with printed or tempfile.TemporaryFile() as log:
         try:
-            process = _start(log)
+            process = begun or _start(log)
         except OSError:  # no new process to be had
             return job.run(lambda _: None)
         try:
@@ -153,7 +226,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None and not stream.closed:
-            stream.close()
+            with suppress(BrokenPipeError):  # what was meant for the child is lost with it
+                stream.close()
 
 
 def _text(log: BinaryIO) -> str:
@@ -196,6 +270,10 @@ def child_main() -> None:
     job = pickle.load(sys.stdin.buffer)
     try:
         result = job.run(say)
+        if isinstance(job, Begin):  # `result` is what is known of the original
+            result = pickle.load(sys.stdin.buffer).run(say, result)
+    except EOFError:  # the caller has nothing to compare
+        return
     except UsageError as error:
         say(error)
         return

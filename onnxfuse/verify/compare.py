@@ -381,31 +381,44 @@ def compare_many(
     step: Callable[[str], None] | None = None,
     lean: bool = False,
     given: Sequence[Sample] = (),
+    known: Original | None = None,
 ) -> tuple[Report, ...]:
     """`compare` once per entry of `libraries` (None = without ours), running the reference once for all.
 
     One session lives at a time (two for a moment when the reference has free dimensions), because models are large.
     `step` hears what is about to be done; `lean` leaves weights in the candidate's file where it can (see mapped.py);
-    `given` are inputs to use instead of those `config` asks for.
+    `given` are inputs to use instead of those `config` asks for; `known` is what `original` has found out before.
     """
     config = config or VerifyConfig()
     step = step or _silent
     sets = [[*custom_op_libraries, *([lib] if lib is not None else [])] for lib in libraries]
-    step("loading the original model")
-    expected = ort.session(reference, threads=threads, libraries=custom_op_libraries)
-    interface, wanted = _interface(expected), specs(expected)
-    if any(s.symbols for s in wanted) and sets:
-        step(f"loading {_called(libraries[0])}")
-        wanted = _narrower(wanted, _load(candidate, sets[0], interface, level, threads).specs)
-    step("running the original model")
-    pairs = [(s, ort.run(expected, s.feeds)) for s in given] or list(samples(expected, config, wanted))
-    del expected
     names = ort.describe(reference).strip("'"), ort.describe(candidate).strip("'")
 
-    def report(library: str | os.PathLike[str] | None, registered: Libraries) -> Report:
+    def load(k: int, interface: _Interface) -> _Contender:
+        step(f"loading {_called(libraries[k])}")
+        return _load(candidate, sets[k], interface, level, threads, lean and libraries[k] is not None)
+
+    loaded: list[_Contender] = []  # the first candidate, when it was asked for its dimensions
+    if known is not None and sets and any(s.symbols for s in known.wanted):
+        loaded.append(load(0, known.interface))
+        if _narrower(known.wanted, loaded[0].specs) != known.wanted:
+            known = None
+            loaded.clear()
+    if known is None:
+        known = original(
+            reference,
+            config=config,
+            custom_op_libraries=custom_op_libraries,
+            threads=threads,
+            step=step,
+            given=given,
+            narrower=(lambda found: load(0, found).specs) if sets else None,
+        )
+    interface, pairs = known.interface, known.pairs
+
+    def report(k: int, library: str | os.PathLike[str] | None) -> Report:
         """In a function, so that its session is gone before the next one is made."""
-        step(f"loading {_called(library)}")
-        c = _load(candidate, registered, interface, level, threads, lean and library is not None)
+        c = loaded.pop() if loaded else load(k, interface)
         runs = []
         for sample, results in pairs if c.session and not c.error else ():
             step(f"running {_called(library)} on {_inputs(sample)}")
@@ -414,7 +427,32 @@ def compare_many(
         ours = (str(library),) if library is not None else ()
         return Report(*names, ours, tuple(runs), c.error, narrowed, c.session is not None)
 
-    return tuple(report(lib, registered) for lib, registered in zip(libraries, sets, strict=True))
+    return tuple(report(k, library) for k, library in enumerate(libraries))
+
+
+def original(
+    reference: ort.Source,
+    *,
+    config: VerifyConfig,
+    custom_op_libraries: Sequence[str | os.PathLike[str]] = (),
+    threads: int = 0,
+    step: Callable[[str], None] | None = None,
+    given: Sequence[Sample] = (),
+    narrower: Callable[[_Interface], tuple[InputSpec, ...]] | None = None,
+) -> Original:
+    """Run the reference on `given`, or on the inputs that `config` asks for.
+
+    `narrower` gives the candidate's inputs: where the reference has free dimensions, those are respected.
+    """
+    step = step or _silent
+    step("loading the original model")
+    expected = ort.session(reference, threads=threads, libraries=custom_op_libraries)
+    interface, wanted = _interface(expected), specs(expected)
+    if narrower is not None and any(s.symbols for s in wanted):
+        wanted = _narrower(wanted, narrower(interface))
+    step("running the original model")
+    pairs = [(s, ort.run(expected, s.feeds)) for s in given] or list(samples(expected, config, wanted))
+    return Original(interface, wanted, pairs)
 
 
 def _silent(step: str) -> None:
@@ -461,6 +499,15 @@ class _Interface:
     @property
     def inputs(self) -> Names:
         return [(s.name, s.type) for s in self.specs]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Original:
+    """What the reference says: its interface, the inputs asked for (`wanted`), the samples and their results."""
+
+    interface: _Interface
+    wanted: tuple[InputSpec, ...]
+    pairs: Sequence[tuple[Sample, Mapping[str, ort.Result]]]
 
 
 @dataclass(frozen=True, slots=True)

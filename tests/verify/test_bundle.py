@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import onnx
 import pytest
 from onnx import parser
@@ -12,7 +13,7 @@ from onnx import parser
 from onnxfuse.config import Config, VerifyConfig
 from onnxfuse.errors import UsageError, VerifyError
 from onnxfuse.verify.bundle import MismatchError, verify_pair
-from onnxfuse.verify.child import Job, apart
+from onnxfuse.verify.child import Ahead, Begin, Job, apart
 from onnxfuse.verify.compare import compare_many
 
 TEXT = '<ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y) { y = Exp(x) }'
@@ -41,6 +42,65 @@ def crash(monkeypatch):
 def test_reports_are_those_of_this_process(file):
     a, b = file("a.onnx"), file("b.onnx", TEXT.replace("Exp", "Neg"))
     assert apart(Job(a, b, (None,))) == compare_many(a, b, [None])
+
+
+FREE = TEXT.replace("[2,3] x", "[n,3] x").replace("[2,3] y", "[n,3] y")
+
+
+@pytest.mark.parametrize("text", [TEXT, FREE, TEXT.replace("Exp", "NoSuchOp")], ids=["fixed", "free", "does not load"])
+def test_an_original_that_ran_ahead_changes_nothing(file, text):
+    a, b = file("a.onnx", text), file("b.onnx", text.replace("Exp", "Neg"))
+
+    def outcome(run):
+        try:
+            return run()
+        except UsageError as error:
+            return error.args
+
+    with Ahead(Begin(a)) as ahead:
+        job = Job(a, b, (None, None))
+        assert outcome(lambda: apart(job, ahead)) == outcome(lambda: compare_many(a, b, [None, None]))
+
+
+def test_dimensions_that_the_candidate_fixes_are_asked_for_again(file):
+    a, b = file("a.onnx", FREE), file("b.onnx", TEXT)
+    with Ahead(Begin(a)) as ahead:
+        (report,) = apart(Job(a, b, (None,)), ahead)
+    assert [r.inputs["x"] for r in report.runs] == [(2, 3)]
+    assert len(report.narrowed) == 1
+
+
+def test_a_crash_ahead_is_told_when_the_job_comes(file, crash):
+    crash(
+        "pickle = child.pickle; pickle.dump('running the original model', sys.stdout.buffer); "
+        "sys.stdout.flush(); os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    a = file("a.onnx")
+    with Ahead(Begin(a)) as ahead, pytest.raises(VerifyError, match="SIGSEGV while running the original model"):
+        verify_pair(a, a, None, Config(), begun=ahead)
+
+
+def test_a_child_that_nobody_needs_ends_quietly(file, capfd):
+    for path in (file("a.onnx"), file("a.onnx").with_name("missing.onnx")):
+        with Ahead(Begin(path)) as ahead:
+            process, log = ahead.take()
+            for stream in (process.stdin, log) if process is not None else ():
+                stream.close()
+            if process is not None:
+                assert process.wait() == 0
+                process.stdout.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_large_models_and_weights_in_other_files_are_not_loaded_ahead(tmp_path, file, monkeypatch):
+    small = file("a.onnx")
+    assert Begin(small).run(lambda _: None) is not None
+    weighty = onnx.load(small)
+    weighty.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(9, np.float32), "w"))
+    onnx.save(weighty, tmp_path / "b.onnx", save_as_external_data=True, location="b.data", size_threshold=0)
+    assert Begin(tmp_path / "b.onnx").run(lambda _: None) is None
+    monkeypatch.setattr("onnxfuse.verify.child._AHEAD_LIMIT", 10)
+    assert Begin(small).run(lambda _: None) is None
 
 
 def test_a_mismatch_is_reported_in_full(file):
