@@ -79,7 +79,7 @@ model(
 model(
     "UN_ATTR",
     "Resize_1 (Resize)",
-    "Resize node 'Resize_1': Resize with antialias or exclude_outside is not implemented",
+    "Resize node 'Resize_1': Resize with antialias is not implemented",
     "(float[1,1,4,4] x) => (float[a,b,c,d] y) { s = Constant<value_floats = [1.0, 1.0, 0.5, 0.5]>() "
     'y = Resize<mode = "linear", antialias = 1>(x, , s) }',
     opset=18,
