@@ -121,6 +121,13 @@ def RandomUniformLike(x, *, dtype=None, high=1.0, low=0.0, seed=None):
     return _as(x, dtype)
 
 
+# --- quantised -------------------------------------------------------------------------------------------------------
+@shaped("no faster in a kernel; what NaN does to the range depends on the order of reading", since=11)
+def DynamicQuantizeLinear(x):
+    """To u8 by the range of the data."""
+    return [tensor(DType.U8, x.shape), tensor(DType.F32, []), tensor(DType.U8, [])]
+
+
 # --- quantised, of onnxruntime's own domain --------------------------------------------------------------------------
 _QUANT = "onnxruntime's rounding differs between processors"
 _MS = "com.microsoft"

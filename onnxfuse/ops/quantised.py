@@ -19,9 +19,7 @@ from onnxfuse.ir.simplify import same
 from onnxfuse.ir.types import Dim
 from onnxfuse.ops.contract import Element, convolution, matrix_product
 from onnxfuse.ops.dsl import Loops, Tensor, axis_of, broadcast_index, declined, equal_extents, rint
-from onnxfuse.ops.pointwise import Cast, Equal, Max, Min, Round, Where
-from onnxfuse.ops.reduce import ReduceMax, ReduceMin
-from onnxfuse.ops.table import GraphTensor, composite, contract, view
+from onnxfuse.ops.table import contract, view
 
 _SMALL = (DType.U8, DType.I8)
 _STEPS = (DType.U8, DType.I8, DType.U16, DType.I16)
@@ -105,18 +103,6 @@ def DequantizeLinear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, out
         return cast(steps, DType.F32) * scale(i)
 
     return Loops(x.shape, body, dtype, needs=_needs(x, x_scale, x_zero_point, axis, block_size))
-
-
-@composite(since=11, tol=EXACT)
-def DynamicQuantizeLinear(x: GraphTensor):
-    """To u8, by the range of the data with 0 in it."""
-    axes = list(range(x.rank))
-    low = Min(ReduceMin(x, axes=axes, keepdims=0), 0.0) if axes else Min(x, 0.0)
-    high = Max(ReduceMax(x, axes=axes, keepdims=0), 0.0) if axes else Max(x, 0.0)
-    step = (high - low) / 255.0
-    scale = Where(Equal(step, 0.0), 1.0, step)
-    zero = Cast(Round(Max(Min(0.0 - low / scale, 255.0), 0.0)), to=DType.U8.onnx)
-    return x.builder.call("QuantizeLinear", (x, scale, zero), {}), scale, zero
 
 
 # --- sums of products -----------------------------------------------------------------------------------------------

@@ -9,17 +9,24 @@ from __future__ import annotations
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import axes_of, loads
-from onnxfuse.ir.kernel import Kernel
+from onnxfuse.ir.kernel import Kernel, Stage
 from onnxfuse.target import Target
 from onnxfuse.templates.gemm import GEMM, contraction
+from onnxfuse.templates.several import split_parts
 
 INT_RUNTIME = "INT_RUNTIME"
 _BYTES = frozenset({DType.I8, DType.U8})
 
 
 def left_to_runtime(kernel: Kernel, target: Target) -> Refusal | None:
-    """A refusal for a sum of products of bytes that is not worth compiling for this target."""
-    types = _factors(kernel)
+    """A refusal for sums of products of bytes of which one is not worth compiling for this target."""
+    if not any(_factors(s) for s in kernel.stages):
+        return None
+    return next((r for part in split_parts(kernel) if (r := _left(part, target)) is not None), None)
+
+
+def _left(kernel: Kernel, target: Target) -> Refusal | None:
+    types = _factors(kernel.stages[0])
     if not types:
         return None
     if target.byte_dots or types != {DType.I8}:
@@ -32,12 +39,11 @@ def left_to_runtime(kernel: Kernel, target: Target) -> Refusal | None:
     return None if c.pairs is not None else Refusal(INT_RUNTIME, "no axis along which numbers could be paired")
 
 
-def _factors(kernel: Kernel) -> set[DType]:
-    """Element types of the factors, when the kernel sums products of bytes in i32; else nothing."""
-    first = kernel.stages[0] if kernel.stages else None
-    if first is None or first.reduce is None or first.reduce_body is None:
+def _factors(stage: Stage) -> set[DType]:
+    """Element types of the factors, when the stage sums products of bytes in i32; else nothing."""
+    if stage.reduce is None or stage.reduce_body is None:
         return set()
-    if first.reduce.acc is not DType.I32 or first.reduce.combine.name != "add":
+    if stage.reduce.acc is not DType.I32 or stage.reduce.combine.name != "add":
         return set()
-    types = {ld.dtype for ld in loads(first.reduce_body) if axes_of(ld)}
+    types = {ld.dtype for ld in loads(stage.reduce_body) if axes_of(ld)}
     return types if types <= _BYTES else set()

@@ -13,6 +13,7 @@ from onnxfuse.inspection import inspect
 from onnxfuse.pipeline import Bundle
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
+ANY = "x86-64-v2"  # the newest processors have instructions for signed bytes, which onnxruntime uses
 SCALES = "float s = {0.1}, uint8 z = {128}"
 
 
@@ -119,7 +120,8 @@ def with_weights(text: str, *weights: tuple[str, np.ndarray]) -> onnx.ModelProto
 
 def same_bits(model: onnx.ModelProto, feeds: dict[str, np.ndarray], tmp_path) -> set[str]:
     """The optimized model gives the original's bits; what its kernels hold."""
-    bundle = onnxfuse.optimize(model)
+    bundle = onnxfuse.optimize(model, target_cpu=ANY)
+    tmp_path.mkdir(exist_ok=True)
     bundle.save(tmp_path / "o.onnx")
     plain = ort.SessionOptions()
     plain.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -140,6 +142,19 @@ def test_products_of_signed_bytes_before_a_quantiser_are_compiled_with_what_is_e
     model = with_weights(DYNAMIC.format(zeros=", za, zb"), *weights, ("za", np.array(-7, np.int8)),
                          ("zb", rng.integers(-9, 9, 32, np.int8)))  # fmt: skip
     assert same_bits(model, feeds, tmp_path) == {"MatMulInteger", "Cast", "Mul", "Add"}
+
+
+def test_products_of_the_same_bytes_run_in_one_kernel(tmp_path):
+    rng = np.random.default_rng(2)
+    lines = [f"p{k} = MatMulInteger(a, w{k})  c{k} = Cast<to = 1>(p{k})  y{k} = Mul(c{k}, s)" for k in range(3)]
+    outputs = ", ".join(f"float[B,N,64] y{k}" for k in range(3))
+    text = f"g (int8[B,N,96] a) => ({outputs}) {{ {' '.join(lines)} }}"
+    weights = [(f"w{k}", rng.integers(-128, 128, (96, 64), np.int8)) for k in range(3)]
+    model = with_weights(text, ("s", np.float32(0.01)), *weights)
+    assert len(onnxfuse.optimize(model, target_cpu=ANY).plans.plans) == 1
+    for shape in ((2, 37), (1, 1), (3, 128)):
+        feeds = {"a": rng.integers(-128, 128, (*shape, 96), np.int8)}
+        assert same_bits(model, feeds, tmp_path) == {"MatMulInteger", "Cast", "Mul"}
 
 
 def test_products_of_unsigned_bytes_stay():
@@ -181,6 +196,25 @@ def test_a_depthwise_convolution_of_bytes_stays():
         y = Cast<to = 1>(p)
     }""")
     assert found == {"ConvInteger": "INT_RUNTIME", "Cast": "INT_RUNTIME"}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+def test_a_quantiser_that_stands_alone_is_compiled_with_onnxruntimes_bits(dtype, tmp_path):
+    rng = np.random.default_rng(0)
+    x = (rng.integers(-3000, 3000, (9, 40)) * np.float32(0.125)).astype(np.float32)  # half of them between two steps
+    x[0, :6] = np.nan, np.inf, -np.inf, 1e30, -1e30, -0.0
+    parts = [("s", np.float32(0.25)), ("z", np.array(3, dtype)), ("t", rng.uniform(0.1, 1, 40).astype(np.float32)),
+             ("u", rng.integers(0, 9, 40).astype(dtype))]  # fmt: skip
+    for scale, zero in (("s", "z"), ("t", "u")):
+        text = f"(float[N,40] x) => ({dtype}[N,40] y) {{ y = QuantizeLinear(x, {scale}, {zero}) }}"
+        model = with_weights("g " + text, *parts)
+        model.opset_import[0].version = 21
+        assert same_bits(model, {"x": x}, tmp_path / scale) == {"QuantizeLinear"}
+        text = f"({dtype}[N,40] x) => (float[N,40] y) {{ y = DequantizeLinear(x, {scale}, {zero}) }}"
+        model = with_weights("g " + text, *parts)
+        model.opset_import[0].version = 21
+        steps = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, (9, 40)).astype(dtype)
+        assert same_bits(model, {"x": steps}, tmp_path / zero) == {"DequantizeLinear"}
 
 
 def test_a_model_without_quantisers_is_not_looked_at():

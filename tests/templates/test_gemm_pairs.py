@@ -20,11 +20,12 @@ from onnxfuse.ir.plan import Plan
 from onnxfuse.ir.simplify import simplify
 from onnxfuse.ir.types import Dim, tensor
 from onnxfuse.runtime.jit import Jitted, jit
+from onnxfuse.schedule.integers import left_to_runtime
 from onnxfuse.target import Target, by_name
 from onnxfuse.templates.gemm import GEMM, contraction
 from tests.templates.contractions import anchored, conv_out, element
 
-NATIVE = by_name("native", host_features())
+NATIVE = replace(by_name("native", host_features()), byte_dots=False)
 WIDE = replace(NATIVE, vector_bits=512, vector_regs=32)  # LLVM splits what the CPU does not have
 NARROW = by_name("x86-64-v2")
 PLAIN = replace(NARROW, features=())  # no instruction for pairs
@@ -153,6 +154,14 @@ def test_convolutions(channels: int, size: int, features: int, taps: int, step: 
         want[:, to] += np.einsum("ncyx,fc->nfyx", padded[:, of, rows, cols], w[to, :, r, s].astype(np.int32))
     for fence in ("", "start", "end"):
         np.testing.assert_array_equal(run([x, w, np.array(-9, np.int8)], fence=fence)[0], want)
+
+
+def test_instructions_for_signed_bytes_leave_them_to_onnxruntime() -> None:
+    kernel = product(64, 64, 64)
+    assert left_to_runtime(kernel, NATIVE) is None
+    refused = left_to_runtime(kernel, replace(NATIVE, byte_dots=True))
+    assert refused is not None
+    assert refused.code == "INT_RUNTIME"
 
 
 def test_rows_of_odd_groups_do_not_pair() -> None:
