@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
@@ -111,7 +112,7 @@ def roles(kernel: Kernel) -> Contraction | Refusal:
         return parts
     if parts.combine.name != "add" or parts.init.value != 0:
         return Refusal("GEMM_COMBINE", f"reduces with {parts.combine} from {parts.init}")
-    parts = _split_phases(parts)
+    parts = _one_sum(_split_phases(parts))
     factors = _factors(parts.body)
     return factors if isinstance(factors, Refusal) else _assign(parts, *factors)
 
@@ -242,6 +243,19 @@ def _group_size(body: Expr, axis: Axis) -> int | None:
             if isinstance(divisor, Lit) and divisor.value > 1:
                 return int(divisor.value)
     return None
+
+
+def _one_sum(parts: Parts) -> Parts:
+    """Summed axes j, k that occur as j * extent(k) + k only are one axis: a sum that was cut by a reshape."""
+    for outer, inner in permutations(parts.k, 2):
+        if not isinstance(outer.extent, int) or not isinstance(inner.extent, int):
+            continue
+        whole = Axis(f"{outer.name}{inner.name}", outer.extent * inner.extent)
+        body = substitute(parts.body, {simplify(var(outer) * inner.extent + var(inner)): var(whole)})
+        if not axes_of(body) & {outer, inner}:
+            k = tuple(whole if a is inner else a for a in parts.k if a is not outer)
+            return _one_sum(replace(parts, body=body, k=k))
+    return parts
 
 
 # ---- phases of a transposed convolution ----

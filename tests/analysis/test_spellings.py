@@ -22,7 +22,7 @@ from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
 from onnxfuse.schedule.kernelize import kernelize
 from onnxfuse.verify.evaluate import evaluate
-from tests.analysis.spellings import SPELLINGS, layouts, mean_of_products, model
+from tests.analysis.spellings import SPELLINGS, layouts, mean_of_products, model, split_sum
 
 LAYOUTS = list(layouts())
 IDS = ["".join("NT"[x] for x in layout) for layout in LAYOUTS]
@@ -113,3 +113,11 @@ def test_every_spelling_computes_the_product(spelling, layout, m: int, n: int, k
         return
     (got,) = run_kernel(kernel, [given_[x] for x in names])
     np.testing.assert_allclose(np.asarray(got).reshape(-1), (want.T if ty else want).reshape(-1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+def test_a_sum_that_was_cut_in_two_is_one_sum_again(layout: tuple[bool, bool, bool]) -> None:
+    ((kernel, _),) = kernels(model(split_sum, 48, 40, 32, *layout))
+    found = roles(kernel)
+    assert isinstance(found, Contraction)
+    assert [a.extent for a in found.k] == [32]
