@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -267,7 +268,8 @@ def bench_memory(row: Memory, rounds: int, target: Target) -> None:
 def session(row: Row, arrays: list[np.ndarray], profile: str = "") -> ort.InferenceSession:
     names = [v.name for v in row.kernel.inputs]
     domain = "com.microsoft" if row.op == "FusedMatMul" else ""
-    node = helper.make_node(row.op, names, ["out"], domain=domain, **row.attrs)
+    attrs: dict[str, Any] = dict(row.attrs)
+    node = helper.make_node(row.op, names, ["out"], domain=domain, **attrs)
     consts = {v.name for v in row.kernel.consts}
     graph = helper.make_graph(
         [node],
@@ -339,18 +341,18 @@ def bench(row: Row, rounds: int) -> None:
     for name, a in feeds(row, arrays).items():
         binding.bind_cpu_input(name, a)
     binding.bind_output("out")
-    theirs = lambda: s.run_with_iobinding(binding)  # noqa: E731
-    ours = lambda: call.run()  # noqa: E731
+
+    def theirs() -> None:
+        s.run_with_iobinding(binding)
+
+    ours = call.run
     ours()
     theirs()
     got, want = call.finish()[0], binding.copy_outputs_to_cpu()[0]
     error = float(np.abs(got - want).max() / (np.abs(want).max() + 1e-30))
     repeat = max(1, int(3e-3 / max(once(theirs, 3), 1e-6)))
-    a, b = [], []
-    for _ in range(rounds):
-        a.append(once(ours, repeat))
-        b.append(once(theirs, repeat))
-    mine, other = statistics.median(a), statistics.median(b)
+    pairs = [(once(ours, repeat), once(theirs, repeat)) for _ in range(rounds)]
+    mine, other = (statistics.median(side) for side in zip(*pairs, strict=True))
     best, node = fastest(ours, 4 * NODE_RUNS), min(node_time(row, arrays) for _ in range(4))
     rate = row.flops / mine * 1e-9
     print(

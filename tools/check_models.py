@@ -320,7 +320,8 @@ def _ortrun(
     """Results by name, or what went wrong."""
     inputs, outputs = scratch / "feeds.npz", scratch / "results.npz"
     outputs.unlink(missing_ok=True)
-    np.savez(inputs, names=np.array(list(fed)), **{str(i): v for i, v in enumerate(fed.values())})
+    arrays: dict[str, Any] = {str(i): v for i, v in enumerate(fed.values())}
+    np.savez(inputs, names=np.array(list(fed)), **arrays)
     script = Path(__file__).with_name("ortrun.py")
     done = run_child([python, str(script), str(model), str(library or "-"), str(inputs), str(outputs)])
     if done.code != 0:

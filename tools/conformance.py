@@ -44,7 +44,7 @@ from fused import fused_nodes, table
 from inherent import apart, idle, narrow
 from judges import Judge, Refused, There, judge
 from onnx.backend.test.case.test_case import TestCase
-from suites import SUITES, cases, freeze, loaded, op, plain
+from suites import SUITES, cases, data_of, freeze, loaded, model_of, op, plain
 
 CHUNK = 40  # cases per child process
 TIMEOUT = 60.0  # seconds of work without a finished case after which a child is killed
@@ -239,18 +239,18 @@ class _Known:
 def run_case(case: TestCase, folder: Path, setting: Setting, who: Judge) -> Result:
     """Plain onnxruntime, then the optimized model of each mode without and with the library."""
     case = freeze(loaded(case)) if setting.frozen else loaded(case)
-    result = Result(case.name, op(case), "not run", apart=apart(case.model), narrow=narrow(case.model))
+    result = Result(case.name, op(case), "not run", apart=apart(model_of(case)), narrow=narrow(model_of(case)))
     folder.mkdir()
     source = folder / "source.onnx"
-    onnx.save(case.model, source)
-    feeds = [_feeds(case.model, given) for given, _ in case.data_sets]
+    onnx.save(model_of(case), source)
+    feeds = [_feeds(model_of(case), given) for given, _ in data_of(case)]
     try:
         reference = who.results(source, None, feeds, optimized=False)
         again = who.results(source, None, feeds, optimized=False)
     except Refused as error:
         result.failures = [str(error)[:200]]
         return result
-    expected = [want for _, want in case.data_sets]
+    expected = [want for _, want in data_of(case)]
     bad = [p for got, want in zip(reference, expected, strict=True) for p in _against_expected(case, got, want)]
     result.ort_passes = not bad
     if any(_differences(a, b) for a, b in zip(reference, again, strict=True)):
@@ -276,7 +276,7 @@ def _run_mode(known: _Known, path: Path, mode: str, who: Judge, seen: dict[tuple
 
     result = Result(known.case.name, op(known.case), "ok")
     try:
-        bundle = optimize(known.case.model, Config(fusion=FusionConfig(mode=FusionMode(mode))))
+        bundle = optimize(model_of(known.case), Config(fusion=FusionConfig(mode=FusionMode(mode))))
         bundle.save(path)
     except OnnxfuseError as error:
         result.failures = ["optimize: " + " ".join(str(error).split())[:500]]
@@ -297,7 +297,7 @@ def _run_mode(known: _Known, path: Path, mode: str, who: Judge, seen: dict[tuple
                 return result
             result.failures.append(f"{label}: {'' if error.loaded else 'does not load: '}{error}"[:500])
             continue
-        for got, want, (_, expected) in zip(outputs, known.reference, known.case.data_sets, strict=True):
+        for got, want, (_, expected) in zip(outputs, known.reference, data_of(known.case), strict=True):
             bad = _differences(want, got)
             if not bad and known.passes:
                 bad = _against_expected(known.case, got, expected)
@@ -324,7 +324,8 @@ def _content(path: Path) -> bytes:
     """The model without what it says about itself (the mode is among it)."""
     model = onnx.load(path, load_external_data=False)
     del model.metadata_props[:]
-    return model.SerializeToString(deterministic=True)
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
 
 
 def _feeds(model: onnx.ModelProto, given: Sequence[object]) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from onnx import defs
@@ -66,7 +67,7 @@ def text() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(columns: tuple[str, ...], rows: object) -> list[str]:
+def _table(columns: tuple[str, ...], rows: Iterable[Sequence[str]]) -> list[str]:
     out = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     return out + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
 

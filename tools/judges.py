@@ -50,6 +50,13 @@ class Here:
         from onnxfuse.errors import UsageError
         from onnxfuse.verify import ort
 
+        refusals: tuple[type[Exception], ...] = (
+            UsageError,
+            *ort.ORT_ERRORS,
+            NotImplementedError,
+            TypeError,
+            ValueError,
+        )
         level, threads = (ort.Level.ALL, 2) if optimized else (ort.Level.DISABLE, 1)
         try:
             session = ort.session(model, level=level, threads=threads, libraries=[] if library is None else [library])
@@ -57,7 +64,7 @@ class Here:
             raise Refused(f"{error.what}: {error.why}", loaded=False) from error
         try:
             return [ort.run(session, feed) for feed in feeds]
-        except (UsageError, *ort.ORT_ERRORS, NotImplementedError, TypeError, ValueError) as error:
+        except refusals as error:
             raise Refused(str(error), loaded=True) from error
 
     def ran(self, model: Path, library: Path, feed: Mapping[str, object]) -> set[str]:

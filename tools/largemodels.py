@@ -23,8 +23,8 @@ Shape = list[int | str]
 def model(
     nodes: list[onnx.NodeProto], inputs: dict[str, Shape], outputs: dict[str, Shape], weights: list[TensorProto]
 ) -> onnx.ModelProto:
-    made = [[helper.make_tensor_value_info(k, F32, s) for k, s in side.items()] for side in (inputs, outputs)]
-    graph = helper.make_graph(nodes, "large", *made, weights)
+    given, made = ([helper.make_tensor_value_info(k, F32, s) for k, s in side.items()] for side in (inputs, outputs))
+    graph = helper.make_graph(nodes, "large", given, made, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 

@@ -96,16 +96,15 @@ def feeds(model: Model, case: Shapes, dtypes: Mapping[str, np.dtype], seed: int 
     return {name: sample(rng, shape, dtypes[name], model.inputs.get(name, {})) for name, shape in case.items()}
 
 
-def sample(rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype, rule: Mapping[str, object]) -> np.ndarray:
+def sample(rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype, rule: Mapping[str, Any]) -> np.ndarray:
     """Random values of one input: by the rule, else standard normal (floats), 0..9 (integers), coin flips (bool)."""
     shape = tuple(shape)
     if "value" in rule:
         return np.full(shape, rule["value"], dtype)
     if "uniform" in rule:
-        low, high = rule["uniform"]  # type: ignore[misc]
-        return np.asarray(rng.uniform(low, high, shape)).astype(dtype)
+        return np.asarray(rng.uniform(rule["uniform"][0], rule["uniform"][1], shape)).astype(dtype)
     if "low" in rule:
-        return np.asarray(rng.integers(rule["low"], rule["high"], shape)).astype(dtype)  # type: ignore[call-overload]
+        return np.asarray(rng.integers(rule["low"], rule["high"], shape)).astype(dtype)
     if dtype == np.bool_:
         return np.asarray(rng.integers(0, 2, shape)).astype(dtype)
     if np.issubdtype(dtype, np.integer):

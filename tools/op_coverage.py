@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import defs, numpy_helper
-from suites import cases, freeze
+from suites import cases, freeze, model_of
 
 from onnxfuse.config import PrepareConfig
 from onnxfuse.errors import OnnxfuseError
@@ -84,10 +84,10 @@ def models(wanted: Iterable[str] = ()) -> Models:
     found: dict[str, list[onnx.ModelProto]] = {}
     only = set(wanted)
     for case in cases(("node",)):
-        nodes = case.model.graph.node
+        nodes = model_of(case).graph.node
         if len(nodes) != 1 or nodes[0].domain or (only and nodes[0].op_type not in only):
             continue
-        found.setdefault(nodes[0].op_type, []).append(freeze(case).model)
+        found.setdefault(nodes[0].op_type, []).append(model_of(freeze(case)))
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 import onnx
@@ -55,7 +56,7 @@ class Writer:
         self.consts.append(numpy_helper.from_array(array, name))
         return name
 
-    def node(self, op: str, inputs: list[str], shape: Shape, **attributes: object) -> str:
+    def node(self, op: str, inputs: list[str], shape: Shape, **attributes: Any) -> str:
         name = f"v{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, inputs, [name], f"n{len(self.nodes)}", **attributes))
         self.shapes[name] = shape

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from fused import table
 
 from onnxfuse.config import FusionConfig
-from onnxfuse.fuse import fuse, no_collector, partition, stage_a
+from onnxfuse.fuse import fuse, no_collector, partition
 from onnxfuse.fuse.facts import facts
 from onnxfuse.fuse.horizontal import join_siblings
 from onnxfuse.fuse.merge import Merger
@@ -30,6 +30,7 @@ from onnxfuse.fuse.order import quotient_order
 from onnxfuse.fuse.products import join_products
 from onnxfuse.fuse.rowblocks import join_row_blocks
 from onnxfuse.fuse.settle import settle
+from onnxfuse.fuse.stage_a import stage_a
 from onnxfuse.fuse.vertical import grow, place_views
 from onnxfuse.ir.loops import LoopGraph
 from tests.fuse.graphs import SHAPES

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,18 @@ def _value(path: Path, kind: onnx.TypeProto) -> Any:
     return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(data))
 
 
+def model_of(case: TestCase) -> onnx.ModelProto:
+    """The model of a loaded case."""
+    assert case.model is not None, case.name
+    return case.model
+
+
+def data_of(case: TestCase) -> Sequence[tuple[Sequence[Any], Sequence[Any]]]:
+    """(inputs, outputs) of a loaded case."""
+    assert case.data_sets is not None, case.name
+    return case.data_sets
+
+
 def _light(case: TestCase) -> TestCase:
     """A network of the wheel, on the input onnx's own runner makes."""
     path = _HOME / str(case.url)
@@ -79,11 +92,11 @@ def _light(case: TestCase) -> TestCase:
 
 def freeze(case: TestCase) -> TestCase:
     """The case with every input but the first as an initializer; as it is where that cannot be said."""
-    if len(case.data_sets) != 1 or case.model.ir_version < 4:
+    if len(data_of(case)) != 1 or model_of(case).ir_version < 4:
         return case
-    given, expected = case.data_sets[0]
+    given, expected = data_of(case)[0]
     model = onnx.ModelProto()
-    model.CopyFrom(case.model)
+    model.CopyFrom(model_of(case))
     fed: list[Any] = []
     kept: list[onnx.ValueInfoProto] = []
     for info, value in zip(model.graph.input, given, strict=False):

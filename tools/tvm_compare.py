@@ -20,7 +20,7 @@ Both partitions then are stage A of it (ours by construction, TVM's by the repla
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -379,7 +379,7 @@ def restricted(groups: Iterable[Sequence[str]], common: set[str]) -> list[tuple[
     return [g for g in kept if g]
 
 
-def same_groups(a: Iterable[Sequence[object]], b: Iterable[Sequence[object]], members: set) -> bool:
+def same_groups(a: Iterable[Sequence[object]], b: Iterable[Sequence[object]], members: Set[object]) -> bool:
     """Equal as partitions of `members`."""
 
     def normal(groups: Iterable[Sequence[object]]) -> set[frozenset[object]]:

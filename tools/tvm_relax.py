@@ -278,8 +278,7 @@ class Graph:
 
     def _know(self, module: IRModule, b: relax.Binding, known: dict[relax.Var, int]) -> int | None:
         function = callee(module, b.value)
-        is_loops = isinstance(function, tirx.PrimFunc)
-        at = int(function.attrs[ID]) if is_loops else self._position(b.value, known)
+        at = self._position(b.value, known) if not isinstance(function, tirx.PrimFunc) else int(function.attrs[ID])
         if at is not None:
             known[b.var] = at
         return at
