@@ -20,7 +20,7 @@ from onnxfuse.ops.pointwise import Exp, Sigmoid, Tanh
 from onnxfuse.ops.table import GraphTensor, composite
 from onnxfuse.ops.view import Concat, Pad, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 
-MOST_STEPS = 4  # of a recurrent net: two or three kernels each
+MOST_STEPS = 1  # of a recurrent net; onnxruntime's kernels are faster at more
 MOST_TOKENS = 8  # of linear attention, which onnxruntime runs as a loop over nodes
 _END = (1 << 62) - 1
 State = GraphTensor | None  # None: zeros
@@ -44,30 +44,52 @@ def _plus(x: GraphTensor, y: GraphTensor | None) -> GraphTensor:
 # --- recurrent nets ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, eq=False)
 class _Way:
-    """One direction of a net: weights as [in, gates], biases (or None), peepholes, the states it starts from."""
+    """One direction of a net: X of its one step, W, R, B and P as the node has them, the states it starts from.
 
+    Every use of a weight cuts it anew: a view with one reader is packed when the kernel is created.
+    """
+
+    d: int
+    gates: int
+    size: int
+    x: GraphTensor
     w: GraphTensor
     r: GraphTensor
-    wb: State
-    rb: State
-    peep: State
+    b: State
+    p: State
     h: State
     c: State
-    size: int
 
-    def recurred(self, h: State, start: int = 0, end: int | None = None) -> State:
+    def given(self, start: int, end: int) -> GraphTensor:
+        """X @ W + Wb, of the gates start..end."""
+        product = MatMul(self.x, self._matrix(self.w, start, end))
+        return _plus(product, self._vector(self.b, start, end))
+
+    def recurred(self, h: State, start: int, end: int) -> State:
         """H @ R + Rb, of the gates start..end."""
-        cut = (start * self.size, _END if end is None else end * self.size)
-        bias = None if self.rb is None else _part(self.rb, 0, *cut)
-        if h is None:
-            return bias
-        return _plus(MatMul(h, _part(self.r, 1, *cut)), bias)
+        bias = self._vector(self.b, self.gates + start, self.gates + end)
+        return bias if h is None else _plus(MatMul(h, self._matrix(self.r, start, end)), bias)
+
+    def peephole(self, k: int) -> State:
+        return self._vector(self.p, k, k + 1)
 
     def gate(self, x: GraphTensor, k: int) -> GraphTensor:
-        return _part(x, x.rank - 1, k * self.size, (k + 1) * self.size)
+        return _part(x, 1, k * self.size, (k + 1) * self.size)
+
+    def _matrix(self, m: GraphTensor, start: int, end: int) -> GraphTensor:
+        rows = _part(_row(m, self.d), 0, start * self.size, end * self.size)
+        return Transpose(rows, perm=[1, 0])
+
+    def _vector(self, v: State, start: int, end: int) -> State:
+        return None if v is None else _part(_row(v, self.d), 0, start * self.size, end * self.size)
 
 
-Step = Callable[[_Way, GraphTensor, State, State], tuple[GraphTensor, State]]
+def _row(v: GraphTensor, d: int) -> GraphTensor:
+    """The part of a direction, in the compute dtype."""
+    return Squeeze(_part(wide(v), 0, d, d + 1), axes=[0])
+
+
+Step = Callable[[_Way], tuple[GraphTensor, State]]
 
 
 def _net(
@@ -83,46 +105,27 @@ def _net(
     direction: str,
     outputs: int,
 ) -> tuple[GraphTensor, ...]:
-    """Y, Y_h and Y_c (as many as are asked for): `step` makes the next states from x @ W + Wb and the last ones."""
-    count, size = _steps(x, 0, MOST_STEPS), r.shape[2]
+    """Y, Y_h and Y_c (as many as are asked for) of a single step."""
+    _steps(x, 0, MOST_STEPS)
+    size = r.shape[2]
     if not isinstance(size, int):
         raise Unsupported("UN_DATA_DEPENDENT", f"a recurrent net of {size} run-time states")
     if not x.dtype.is_float or x.dtype is DType.BF16:
         raise Unsupported("UN_DTYPE", f"a recurrent net on {x.dtype} is not implemented")
-    ways = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
-    rows: list[list[GraphTensor]] = []
-    last: list[tuple[GraphTensor, State]] = []
-    for d, backwards in enumerate(ways):
-        way = _way(d, gates, size, w, r, b, h, c, p)
-        given = _plus(MatMul(wide(x), way.w), way.wb)
-        made: list[GraphTensor] = []
-        states: tuple[State, State] = (way.h, way.c)
-        order = range(count)
-        for t in reversed(order) if backwards else order:
-            following = step(way, Squeeze(_part(given, 0, t, t + 1), axes=[0]), *states)
-            made.append(following[0])
-            states = following
-        rows.append(made[::-1] if backwards else made)
-        last.append(following)
-    whole = [_joined([Unsqueeze(row[t], axes=[0]) for row in rows], 0) for t in range(count)]
-    y = _joined([Unsqueeze(at, axes=[0]) for at in whole], 0)
-    ends = [_joined([Unsqueeze(s, axes=[0]) for s in pair if s is not None], 0) for pair in zip(*last, strict=True)
-            if pair[0] is not None]  # fmt: skip
-    return tuple(back(v, x.dtype) for v in (y, *ends)[:outputs])
+    made: list[tuple[GraphTensor, State]] = []
+    for d in range(2 if direction == "bidirectional" else 1):
+        before = [None if s is None else _row(s, d) for s in (h, c)]
+        made.append(step(_Way(d, gates, size, Squeeze(wide(x), axes=[0]), w, r, b, p, *before)))
+    ends = [
+        back(_joined([Unsqueeze(s, axes=[0]) for s in states if s is not None], 0), x.dtype)
+        for states in zip(*made, strict=True)
+        if states[0] is not None
+    ]
+    return (Unsqueeze(ends[0], axes=[0]), *ends)[:outputs]
 
 
 def _joined(parts: Sequence[GraphTensor], axis: int) -> GraphTensor:
     return parts[0] if len(parts) == 1 else Concat(*parts, axis=axis)
-
-
-def _way(d: int, gates: int, size: int, w: GraphTensor, r: GraphTensor, b: State, h: State, c: State, p: State) -> _Way:
-    def of(v: State) -> State:
-        return None if v is None else Squeeze(_part(wide(v), 0, d, d + 1), axes=[0])
-
-    both, half = of(b), gates * size
-    matrices = [Transpose(m, perm=[1, 0]) for m in (of(w), of(r)) if m is not None]
-    wb, rb = (None, None) if both is None else (_part(both, 0, 0, half), _part(both, 0, half, 2 * half))
-    return _Way(matrices[0], matrices[1], wb, rb, of(p), of(h), of(c), size)
 
 
 def _plain_only(
@@ -137,36 +140,35 @@ def _plain_only(
         raise Unsupported("UN_ATTR", f"{name} with clip, layout={layout} or activations {given}")
 
 
-def _rnn_step(way: _Way, given: GraphTensor, h: State, c: State) -> tuple[GraphTensor, State]:
-    return Tanh(_plus(given, way.recurred(h))), None
+def _rnn_step(way: _Way) -> tuple[GraphTensor, State]:
+    return Tanh(_plus(way.given(0, 1), way.recurred(way.h, 0, 1))), None
 
 
-def _lstm_step(way: _Way, given: GraphTensor, h: State, c: State) -> tuple[GraphTensor, State]:
-    gates = _plus(given, way.recurred(h))
+def _lstm_step(way: _Way) -> tuple[GraphTensor, State]:
+    gates = _plus(way.given(0, 4), way.recurred(way.h, 0, 4))
 
     def sigmoid(k: int, hole: int, cell: State) -> GraphTensor:
-        x = way.gate(gates, k)
-        return Sigmoid(x if way.peep is None or cell is None else x + way.gate(way.peep, hole) * cell)
+        x, weight = way.gate(gates, k), way.peephole(hole)
+        return Sigmoid(x if weight is None or cell is None else x + weight * cell)
 
-    new = sigmoid(0, 0, c) * Tanh(way.gate(gates, 3))
-    cell = new if c is None else sigmoid(2, 2, c) * c + new
+    new = sigmoid(0, 0, way.c) * Tanh(way.gate(gates, 3))
+    cell = new if way.c is None else sigmoid(2, 2, way.c) * way.c + new
     return sigmoid(1, 1, cell) * Tanh(cell), cell
 
 
 def _gru_step(late: bool) -> Step:
     """`late`: the reset comes after the product (linear_before_reset)."""
 
-    def step(way: _Way, given: GraphTensor, h: State, c: State) -> tuple[GraphTensor, State]:
-        gates = Sigmoid(_plus(_part(given, 1, 0, 2 * way.size), way.recurred(h, 0, 2)))
-        update, reset = way.gate(gates, 0), way.gate(gates, 1)
+    def step(way: _Way) -> tuple[GraphTensor, State]:
+        update = Sigmoid(_plus(way.given(0, 1), way.recurred(way.h, 0, 1)))
+        reset = Sigmoid(_plus(way.given(1, 2), way.recurred(way.h, 1, 2)))
         if late:
-            after = way.recurred(h, 2)
+            after = way.recurred(way.h, 2, 3)
             inner = None if after is None else reset * after
         else:
-            inner = way.recurred(None if h is None else reset * h, 2)
-        hidden = Tanh(_plus(way.gate(given, 2), inner))
-        kept = (1.0 - update) * hidden
-        return (kept if h is None else kept + update * h), None
+            inner = way.recurred(None if way.h is None else reset * way.h, 2, 3)
+        kept = (1.0 - update) * Tanh(_plus(way.given(2, 3), inner))
+        return (kept if way.h is None else kept + update * way.h), None
 
     return step
 
@@ -198,7 +200,7 @@ def RNN(
     layout=0,
     outputs,
 ):
-    """Plain recurrent net over a few steps."""
+    """Plain recurrent net of a single step."""
     _plain_only("RNN", x, sequence_lens, clip, layout, activations, ["Tanh"])
     return _net(_rnn_step, 1, x, w, r, b, initial_h, None, None, direction, outputs)
 
@@ -222,7 +224,7 @@ def GRU(
     layout=0,
     outputs,
 ):
-    """Gated recurrent unit over a few steps."""
+    """Gated recurrent unit of a single step."""
     _plain_only("GRU", x, sequence_lens, clip, layout, activations, ["Sigmoid", "Tanh"])
     return _net(_gru_step(bool(linear_before_reset)), 3, x, w, r, b, initial_h, None, None, direction, outputs)
 
@@ -248,7 +250,7 @@ def LSTM(
     layout=0,
     outputs,
 ):
-    """Long short-term memory over a few steps."""
+    """Long short-term memory of a single step."""
     _plain_only("LSTM", x, sequence_lens, clip, layout, activations, ["Sigmoid", "Tanh", "Tanh"])
     if input_forget:
         raise Unsupported("UN_ATTR", "LSTM with input_forget=1")

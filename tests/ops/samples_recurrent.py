@@ -26,22 +26,21 @@ def _recurrent(op, opset):
 
     for direction, ways in (("forward", 1), ("reverse", 1), ("bidirectional", 2)):
         attrs = {"hidden_size": 3, "direction": direction}
-        for steps in (1, 3, 5):
+        for steps in (1, 3):
             for bias, start, holes in ((0, 0, 0), (1, 0, 0), (1, 1, 0), *([(1, 1, 1)] if lstm else [])):
                 inputs = given(F32, steps, ways, bias, start, holes)
                 for outputs in (1, count):
-                    yield sample(*inputs, const=[1, 2, 3], outputs=outputs, may=steps > 4, **attrs)
+                    yield sample(*inputs, const=[1, 2, 3], outputs=outputs, may=steps > 1, **attrs)
     for dtype in (F64, F16, BF16):
-        yield sample(*given(dtype, 2, 1, 1, 1, 0), const=[1, 2, 3], outputs=count, may=True, hidden_size=3)
-    inputs = given(F32, 2, 1, 1, 0, 0)
-    full = np.array([2, 2], np.int32)
+        yield sample(*given(dtype, 1, 1, 1, 1, 0), const=[1, 2, 3], outputs=count, may=True, hidden_size=3)
+    inputs = given(F32, 1, 1, 1, 0, 0)
+    full, lengths = np.array([1, 1], np.int32), np.array([1, 0], np.int32)
     yield sample(*inputs[:4], full, const=[1, 2, 3, 4], outputs=count, hidden_size=3)
-    lengths = np.array([2, 1], np.int32)
     yield sample(*inputs[:4], lengths, const=[1, 2, 3], outputs=count, may=True, hidden_size=3)
     yield sample(*inputs, const=[1, 2, 3], outputs=count, may=True, hidden_size=3, clip=0.5)
     if op.name == "GRU":
         for bias, start in ((0, 0), (1, 0), (1, 1)):
-            inputs = given(F32, 3, 1, bias, start, 0)
+            inputs = given(F32, 1, 1, bias, start, 0)
             yield sample(*inputs, const=[1, 2, 3], outputs=2, hidden_size=3, linear_before_reset=1)
 
 
