@@ -17,7 +17,7 @@ from onnxfuse.ops.composite import back, wide
 from onnxfuse.ops.contract import Conv, MatMul
 from onnxfuse.ops.dsl import Tensor
 from onnxfuse.ops.pointwise import Exp, Sigmoid, Tanh
-from onnxfuse.ops.table import GraphTensor, composite
+from onnxfuse.ops.table import GraphTensor, composite, shaped
 from onnxfuse.ops.view import Concat, Pad, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 
 MOST_STEPS = 1  # of a recurrent net; onnxruntime's kernels are faster at more
@@ -156,23 +156,6 @@ def _lstm_step(way: _Way) -> tuple[GraphTensor, State]:
     return sigmoid(1, 1, cell) * Tanh(cell), cell
 
 
-def _gru_step(late: bool) -> Step:
-    """`late`: the reset comes after the product (linear_before_reset)."""
-
-    def step(way: _Way) -> tuple[GraphTensor, State]:
-        update = Sigmoid(_plus(way.given(0, 1), way.recurred(way.h, 0, 1)))
-        reset = Sigmoid(_plus(way.given(1, 2), way.recurred(way.h, 1, 2)))
-        if late:
-            after = way.recurred(way.h, 2, 3)
-            inner = None if after is None else reset * after
-        else:
-            inner = way.recurred(None if way.h is None else reset * way.h, 2, 3)
-        kept = (1.0 - update) * Tanh(_plus(way.given(2, 3), inner))
-        return (kept if way.h is None else kept + update * way.h), None
-
-    return step
-
-
 def _states(
     x: Tensor, w: Tensor, r: Tensor, *_rest: object, direction: str = "forward", layout: int = 0, **_attrs: object
 ) -> list[TensorType]:
@@ -205,7 +188,7 @@ def RNN(
     return _net(_rnn_step, 1, x, w, r, b, initial_h, None, None, direction, outputs)
 
 
-@composite(types=_states)
+@shaped("onnxruntime's kernel is faster than three products after each other")
 def GRU(
     x,
     w,
@@ -222,11 +205,9 @@ def GRU(
     hidden_size=None,
     linear_before_reset=0,
     layout=0,
-    outputs,
 ):
-    """Gated recurrent unit of a single step."""
-    _plain_only("GRU", x, sequence_lens, clip, layout, activations, ["Sigmoid", "Tanh"])
-    return _net(_gru_step(bool(linear_before_reset)), 3, x, w, r, b, initial_h, None, None, direction, outputs)
+    """Gated recurrent unit."""
+    return _states(x, w, r, direction=direction, layout=layout)[:2]
 
 
 @composite(types=_states)

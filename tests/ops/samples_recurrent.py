@@ -38,10 +38,6 @@ def _recurrent(op, opset):
     yield sample(*inputs[:4], full, const=[1, 2, 3, 4], outputs=count, hidden_size=3)
     yield sample(*inputs[:4], lengths, const=[1, 2, 3], outputs=count, may=True, hidden_size=3)
     yield sample(*inputs, const=[1, 2, 3], outputs=count, may=True, hidden_size=3, clip=0.5)
-    if op.name == "GRU":
-        for bias, start in ((0, 0), (1, 0), (1, 1)):
-            inputs = given(F32, 1, 1, bias, start, 0)
-            yield sample(*inputs, const=[1, 2, 3], outputs=2, hidden_size=3, linear_before_reset=1)
 
 
 @rows("LinearAttention")
