@@ -435,8 +435,10 @@ class Writer:
         return ""
 
     def _overflows(self, node: onnx.NodeProto, given: Sequence[np.ndarray | None]) -> bool:
-        """Sums of huge numbers are finite or not by their order."""
+        """Sums of huge numbers and products of many are finite or not by their order."""
         op = lookup(node.domain, node.op_type, self.opset)
+        if node.op_type == "ReduceProd" and given[0] is not None and is_float(given[0]):
+            return float(np.log2(np.maximum(np.abs(np.nan_to_num(given[0].astype(np.float64))), 1)).sum()) > 15
         if op is not None and op.tol.kind != "sum":
             return False
         for a in given:
