@@ -28,8 +28,8 @@ VIEWS = frozenset({
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
 SOFTMAX = frozenset({"ReduceMax", "Sub", "Exp", "ReduceSum", "Div"})
 
-# Layers, kernels a layer at most, and what the model has before and behind its layers. BERT: one layer norm a layer runs
-# with a product before it; ViT: both stand before a product. ResNet: four shortcuts have a convolution.
+# Layers, kernels a layer at most, and what the model has before and behind its layers. BERT: one layer norm a layer
+# runs with a product before it; ViT: both stand before a product. ResNet: four shortcuts have a convolution.
 LAYERS: dict[str, tuple[int, int, int]] = {
     "bert_base": (12, 6, 4),
     "bert_base_dynamic": (12, 6, 7),
