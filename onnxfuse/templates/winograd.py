@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxfuse.codegen.build import F32, F64, I64, PTR, VOID, Builder, Function, Index, Reg
+from onnxfuse.codegen.build import F32, F64, I64, PTR, VOID, Builder, Function, Index, Reg, vec
 from onnxfuse.codegen.scalar_expr import open_kernel
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
@@ -110,28 +110,32 @@ def _emit_pack(build: Builder, kernel: Kernel, d: Design) -> None:
         at = kernel.inputs.index(c.weight.source)
         weights = build.load(build.offset(bufs, at, PTR), PTR)
         panels = build.loop(0, d.panels, name="panel")
-        with panels as p, build.loop(0, c.channels, name="c") as ch, build.loop(0, d.mr, name="lane") as lane:
-            f = build.add(build.mul(p, d.mr), lane)
-            real = build.imin(f, c.features - 1)
+        with panels as p, build.loop(0, c.channels, name="c") as ch:
             high, wide = c.taps
-            src = build.offset(weights, build.mul(build.add(build.mul(real, c.channels), ch), high * wide), F32)
-            inside = build.ir.icmp_signed("<", build.i64(f), build.i64(c.features))
-            taps = [[_tap(build, src, wide * i + j, inside) for j in range(wide)] for i in range(high)]
+            rows = []
+            for lane in range(d.mr):
+                f = build.imin(build.add(build.mul(p, d.mr), lane), c.features - 1)
+                start = build.mul(build.add(build.mul(f, c.channels), ch), high * wide)
+                rows.append(build.offset(weights, start, F32))
+            inside = build.tail_mask(build.sub(c.features, build.mul(p, d.mr)), d.mr)
+            taps = [[_tap(build, rows, wide * i + j, inside) for j in range(wide)] for i in range(high)]
             g0 = build.mul(build.udiv(p, d.group_panels), d.group_panels)
             count = build.imin(build.sub(d.panels, g0), d.group_panels)
             k0 = build.mul(build.udiv(ch, d.depth), d.depth)
             depth = build.imin(build.sub(c.channels, k0), d.depth)
             row = build.add(build.add(build.mul(build.sub(p, g0), depth), build.sub(ch, k0)), build.mul(k0, count))
-            spot = build.add(build.mul(build.add(row, build.mul(g0, d.points * c.channels)), d.mr), lane)
+            spot = build.mul(build.add(row, build.mul(g0, d.points * c.channels)), d.mr)
             u = [v for row in filter_transform(build, d.down, d.across, taps) for v in row]
             for xi, value in enumerate(u):
                 at = build.add(spot, build.mul(count, xi * c.channels * d.mr))
-                build.store(build.ir.fptrunc(value, F32), build.offset(packed, at, F32))
+                build.store(build.ir.fptrunc(value, vec(F32, d.mr)), build.offset(packed, at, F32))
 
 
-def _tap(build: Builder, src: Reg, k: int, inside: Reg) -> Reg:
-    value = build.ir.fpext(build.load(build.offset(src, k, F32), F32), F64)
-    return build.ir.select(inside, value, build.const(F64, 0.0))
+def _tap(build: Builder, rows: Sequence[Reg], k: int, inside: Reg) -> Reg:
+    """Tap k of some features, as a vector."""
+    taps = build.gather_lanes([build.load(build.offset(row, k, F32), F32) for row in rows])
+    value = build.ir.fpext(taps, vec(F64, len(rows)))
+    return build.ir.select(inside, value, build.const(value.type, 0.0))
 
 
 # ---- products ----
