@@ -487,7 +487,8 @@ def test_an_undefined_value():
     error = refusal(model("[n] y = Add(x, ghost)"))
     assert (
         str(error)
-        == "error[E_UNDEFINED_VALUE] node 'n' (Add) reads 'ghost', which nothing defines\n  why:  input 1 of 2"
+        == "error[E_UNDEFINED_VALUE] node 'n' (Add) reads 'ghost', which nothing defines\n  why:  input 1 of 2\n"
+        "  hint: a node, an initializer or a graph input of this name is missing"
     )
 
 
