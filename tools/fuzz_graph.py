@@ -910,10 +910,8 @@ def split(w: Writer) -> None:
     x = ranked(w, 1)
     axis = w.rng.randrange(len(w.shape(x)))
     n = w.shape(x)[axis]
-    if w.opset >= 18 and w.chance(0.4):
-        w.op("Split", [x], 2, axis=axis, num_outputs=2)
-    elif w.chance(0.5) or n < 2:
-        w.op("Split", [x], 2, axis=axis)
+    if w.chance(0.5) or n < 2:
+        w.op("Split", [x], 2, axis=axis, num_outputs=2 if w.opset >= 18 else None)
     else:
         parts = [1, n - 1] if w.chance(0.5) else [n // 2, n - n // 2]
         if w.opset >= 13:
