@@ -100,7 +100,7 @@ ROWS: tuple[Row, ...] = (
     Row("P109", "microsoft/onnxruntime#32132", "value", VALUES),
     Row("P111", "apache/tvm#6327", "speed", VALUES),
     Row("P112", "apache/tvm#15137", "crash", VALUES),
-    Row("P113", "iree-org/iree#5152", "speed", "fuse/test_fuse.py::test_groups_are_within_the_caps"),
+    Row("P113", "iree-org/iree#5152", "speed", "fuse/test_invariants.py::test_groups_are_within_the_caps"),
     Row("P115", "apache/tvm#2932", "speed", VALUES),
     Row("P116", "iree-org/iree#24725", "crash", VALUES),
     Row("P117", "microsoft/onnxruntime#15743", "speed", "cli/test_cli.py::test_bench_prints_a_ratio_for_both"),
