@@ -1226,7 +1226,7 @@ def _gridsample(op, opset):
             for aligned in (0, 1):
                 attrs = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
                 yield sample(x, grid, **attrs)
-                if opset >= 20:
+                if opset >= 20 and mode != "cubic":  # cubic is for planes alone
                     yield sample(rand((1, 2, 3, 4, 5)), rand((1, 2, 3, 4, 3), F32, "g3", -1.6, 1.6), **attrs)
         # Beyond the range of i64 onnxruntime's conversion is undefined.
         far = np.array([[-1e9, 1e9], [7.0, -9.0], [-5.3, 4.1], [0.0, 50.0]], np.float32).reshape(1, 2, 2, 2)
