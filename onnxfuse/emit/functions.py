@@ -112,10 +112,13 @@ def _cast_constant(name: str, array: np.ndarray, to: int) -> list[onnx.NodeProto
     return [wide, onnx.helper.make_node("Cast", [f"{name}.f64"], [name], f"{name}.cast", to=to)]
 
 
-def whole_nodes(nodes: Iterable[Node], parts: Parts, needed: Collection[Value]) -> tuple[Node, ...]:
+def whole_nodes(
+    nodes: Iterable[Node], parts: Parts, needed: Collection[Value], given: Collection[Value] | None = None
+) -> tuple[Node, ...]:
     """The nodes with every composite that is there completely put back in place of its parts.
 
-    `needed` are the values used outside: a composite whose inner values are among them stays in parts.
+    `needed` are the values used outside: a composite whose inner values are among them stays in parts. `given` are the
+    values there are (None: all): so does a composite with an input that is not among them, because no part reads it.
     """
     members = dict.fromkeys(nodes)
     owner = {atom: original for original, atoms in parts.items() for atom in atoms if atom in members}
@@ -123,12 +126,14 @@ def whole_nodes(nodes: Iterable[Node], parts: Parts, needed: Collection[Value]) 
     for n in members:
         for v in n.reads:
             readers.setdefault(v, []).append(n)
+    there = None if given is None else {*given, *(v for n in members for v in n.results)}
     whole: dict[Node, bool] = {}
     for original in dict.fromkeys(owner.values()):
         atoms = set(parts[original])
         inner = {v for a in atoms for v in a.results} - set(original.results)
         leaks = any(v in needed or any(r not in atoms for r in readers.get(v, ())) for v in inner)
-        whole[original] = atoms <= members.keys() and not leaks
+        blind = there is not None and not there.issuperset(original.reads)
+        whole[original] = atoms <= members.keys() and not leaks and not blind
     out: dict[Node, None] = {}
     for n in members:
         original = owner.get(n, n)
@@ -140,7 +145,7 @@ def function_proto(
     call: Call, members: Iterable[Node], parts: Parts, graph: Graph, imports: Mapping[str, int]
 ) -> onnx.FunctionProto:
     """The function behind a custom node: `call.outputs` from `call.inputs`."""
-    nodes = whole_nodes(members, parts, call.outputs)
+    nodes = whole_nodes(members, parts, call.outputs, {*call.inputs, *graph.consts})
     ordered, constants = _closed(call, nodes, graph)
     if ordered is None:  # putting a composite back closed a circle: use the parts
         ordered, constants = _closed(call, tuple(dict.fromkeys(members)), graph)

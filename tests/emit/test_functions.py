@@ -118,3 +118,13 @@ def test_external_and_stored_constants_of_a_body_are_embedded(tmp_path):
     source, atomized, plans = planned(path)
     out = emit(source, atomized, plans).proto()
     assert_same(made, out, X)
+
+
+def test_a_composite_with_an_input_that_no_part_reads_stays_in_parts():
+    """One step of an RNN from zeros does not need the weights of its state: the kernel does not read them."""
+    signature = "(float[1,3,2] x, float[1,4,2] w, float[1,4,4] r) => (float[1,3,4] y)"
+    atomized = atomize(prepared(read(model(", y = RNN<hidden_size=4>(x, w, r)", signature))).typed)
+    ((original, atoms),) = atomized.parts.items()
+    x, w, r = original.inputs[:3]
+    assert whole_nodes(atoms, atomized.parts, original.results, {x, w, *atomized.graph.consts}) == atoms
+    assert whole_nodes(atoms, atomized.parts, original.results, {x, w, r}) == (original,)
