@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
-from pathlib import Path
 
 from onnxfuse.config import Config, FusionConfig, FusionMode, Precision, PrepareConfig, VerifyConfig
 from onnxfuse.files import private_folder
@@ -126,5 +125,5 @@ def optimize(
         bundle = run(model, config, trace, progress)
         if verify:
             with private_folder() as folder:
-                verify_bundle(model, bundle, folder, config, [Path(lib) for lib in custom_op_library], begun)
+                verify_bundle(model, bundle, folder, config, begun)
     return bundle

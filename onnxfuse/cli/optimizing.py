@@ -124,8 +124,7 @@ def _verify_pair(model: Path, pair: Staged, config: Config, begun: Ahead | None)
         )
 
     try:
-        custom = [Path(lib) for lib in config.custom_op_libraries]
-        return named(verify_pair(model, pair.model, pair.library, config, custom, bodies=pair.bodies, begun=begun))
+        return named(verify_pair(model, pair.model, pair.library, config, bodies=pair.bodies, begun=begun))
     except MismatchError as exc:
         from onnxfuse import report
 

@@ -41,25 +41,22 @@ def ahead(model: object, config: Config) -> AbstractContextManager[Ahead | None]
     """Begin with what `verify_pair` needs of a model in a file, while the rest is made; see `Ahead`."""
     if not config.verify.enabled or config.tune or not isinstance(model, str | PathLike):
         return nullcontext()
-    return Ahead(Begin(Path(model), config.verify, tuple(Path(lib) for lib in config.custom_op_libraries)))
+    return Ahead(Begin(Path(model), config.verify, _custom(config)))
+
+
+def _custom(config: Config) -> tuple[Path, ...]:
+    """Libraries of the custom ops the model itself uses."""
+    return tuple(Path(lib) for lib in config.custom_op_libraries)
 
 
 def verify_bundle(
-    model: ort.Source,
-    bundle: Bundle,
-    folder: Path,
-    config: Config,
-    custom_op_libraries: Sequence[Path] = (),
-    begun: Ahead | None = None,
+    model: ort.Source, bundle: Bundle, folder: Path, config: Config, begun: Ahead | None = None
 ) -> tuple[Report, ...]:
     """Write to `folder` and compare there (see `verify_pair`)."""
     original = ort.in_file(model, folder / "original.onnx")
     with bundle.staged(folder / "model.onnx") as pair:
         called = ort.describe(model)
-        return verify_pair(
-            original, pair.model, pair.library, config, custom_op_libraries, called=called, bodies=pair.bodies,
-            begun=begun,
-        )  # fmt: skip
+        return verify_pair(original, pair.model, pair.library, config, called=called, bodies=pair.bodies, begun=begun)
 
 
 def verify_pair(
@@ -67,7 +64,6 @@ def verify_pair(
     saved: Path,
     library: Path | None,
     config: Config,
-    custom_op_libraries: Sequence[Path] = (),
     *,
     called: str = "",
     bodies: Sequence[BodyFiles] = (),
@@ -81,10 +77,10 @@ def verify_pair(
     """
     called = called or ort.describe(model)
     libraries = (None, library) if library is not None else (None,)
-    job = Job(model, saved, libraries, config.verify, tuple(custom_op_libraries))
+    job = Job(model, saved, libraries, config.verify, _custom(config))
     reports = tuple(replace(r, reference=called.strip("'")) for r in apart(job, begun))
     if bodies and all(r.ok for r in reports):
-        inner = BodiesJob(model, tuple(bodies), libraries, config.verify, tuple(custom_op_libraries))
+        inner = BodiesJob(model, tuple(bodies), libraries, config.verify, _custom(config))
         reports += bodies_apart(inner)
     narrowed = reports[0].narrowed if not config.overwrite_input_shape and not config.dim_params else ()
     if all(r.ok for r in reports) and not narrowed:
