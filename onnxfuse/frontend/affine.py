@@ -40,10 +40,11 @@ def affine(graph: Graph) -> Graph:
     consts, taken = dict(graph.consts), taken_names(graph)
     new: dict[Node, list[Node]] = {}
     for node in graph.nodes:
-        if node in new or _step(node, graph.consts) is None:
+        first = None if node in new else _step(node, graph.consts)
+        if first is None:
             continue
-        run = _run(node, graph, uses, escapes)
-        made = _rewritten(run, graph, consts, taken)
+        run, steps = _run(node, first, graph, uses, escapes)
+        made = _rewritten(run, steps, graph, consts, taken)
         if made is not None:
             new |= {n: [] for n in run}
             new[run[-1]] = made
@@ -53,17 +54,24 @@ def affine(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes, consts=consts)
 
 
-def _run(first: Node, graph: Graph, uses: Mapping[Value, list[Node]], escapes: set[Value]) -> list[Node]:
-    """The node and those behind it that go on with its result, while nobody else reads that."""
-    run = [first]
-    while True:
+def _run(
+    node: Node, step: _Step | None, graph: Graph, uses: Mapping[Value, list[Node]], escapes: set[Value]
+) -> tuple[list[Node], list[_Step]]:
+    """The node and those behind it that go on with its result, while nobody else reads that, and what each does."""
+    run, steps = list[Node](), list[_Step]()
+    while step is not None:
+        run.append(node)
+        steps.append(step)
         y = run[-1].outputs[0]
         assert y is not None
         readers = uses.get(y, [])
-        step = _step(readers[0], graph.consts) if len(readers) == 1 and y not in escapes else None
-        if step is None or step.x is not y:
-            return run
-        run.append(readers[0])
+        if len(readers) != 1 or y in escapes:
+            break
+        node = readers[0]
+        step = _step(node, graph.consts)
+        if step is not None and step.x is not y:
+            break
+    return run, steps
 
 
 def _step(node: Node, consts: Mapping[Value, Constant]) -> _Step | None:
@@ -134,9 +142,10 @@ STEPS: Mapping[str, Callable[[Node, Mapping[Value, Constant]], _Step | None]] = 
 }
 
 
-def _rewritten(run: list[Node], graph: Graph, consts: dict[Value, Constant], taken: set[str]) -> list[Node] | None:
+def _rewritten(
+    run: list[Node], steps: list[_Step], graph: Graph, consts: dict[Value, Constant], taken: set[str]
+) -> list[Node] | None:
     """The Mul and the Add that replace a run; None when it stays."""
-    steps = [s for n in run if (s := _step(n, graph.consts)) is not None]
     parts = [c for s in steps for c in (s.factor, s.shift) if c is not None]
     factor, shift = np.ones(()), None
     with np.errstate(all="ignore"):
