@@ -40,7 +40,6 @@ from onnxfuse.ir.simplify import as_dim, dim_expr, from_poly, known, poly, simpl
 from onnxfuse.ir.types import TensorType
 
 Interval = tuple[int, int]
-_I16 = (-(1 << 15), (1 << 15) - 1)
 _ZERO = lit(0, DType.I32)
 
 
@@ -125,7 +124,7 @@ def _lift(e: Expr, h: _Halving) -> tuple[Expr, Lift] | None:
 def _small(e: Expr) -> bool:
     """Every value of the expression fits into 16 bits."""
     found = _interval(e)
-    return found is not None and found[0] >= _I16[0] and found[1] <= _I16[1]
+    return _within(found, DType.I16.limits)
 
 
 def _interval(e: Expr) -> Interval | None:
@@ -137,10 +136,7 @@ def _interval(e: Expr) -> Interval | None:
 
 
 def _of_type(dtype: DType) -> Interval | None:
-    if not dtype.is_int or dtype.bytes > 2:
-        return None
-    bits = 8 * dtype.bytes
-    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype.is_signed else (0, (1 << bits) - 1)
+    return dtype.limits if dtype.is_int and dtype.bytes <= 2 else None
 
 
 def _step(e: Expr, below: dict[Expr, Interval | None]) -> Interval | None:

@@ -48,9 +48,9 @@ def convert(build: Builder, x: ir.Value, src: DType, dst: DType) -> ir.Value:
     """Cast as onnxruntime does on x86: C conversions, out-of-range floats give the "integer indefinite" value."""
     if src is dst:
         return x
-    if src in (DType.F16, DType.BF16):
+    if src.is_half:
         return convert(build, half_to_float(build, x, src), DType.F32, dst)
-    if dst in (DType.F16, DType.BF16):
+    if dst.is_half:
         return float_to_half(build, convert(build, x, src, DType.F32), dst)
     b, to = build.ir, vec(reg_type(dst), lanes_of(x))
     if dst is DType.BOOL:
@@ -301,14 +301,14 @@ def _while(
 
 def _neg(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
     (x,) = args
-    if dtype in (DType.F16, DType.BF16):
+    if dtype.is_half:
         return build.ir.xor(x, build.like(x, 0x8000))
     return build.ir.fneg(x) if dtype.is_float else build.ir.sub(build.like(x, 0), x)
 
 
 def _abs(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
     (x,) = args
-    if dtype in (DType.F16, DType.BF16):
+    if dtype.is_half:
         return build.ir.and_(x, build.like(x, 0x7FFF))
     if dtype.is_float:
         return build.intrinsic("fabs", x)
@@ -319,7 +319,7 @@ def _abs(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
 
 
 def _copysign(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
-    if dtype not in (DType.F16, DType.BF16):
+    if not dtype.is_half:
         return build.intrinsic("copysign", *args)
     b, (x, y) = build.ir, args
     return b.or_(b.and_(x, build.like(x, 0x7FFF)), b.and_(y, build.like(x, 0x8000)))
@@ -330,7 +330,7 @@ def _extreme(op: str) -> Lower:
 
     def run(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
         b, (x, y) = build.ir, args
-        if dtype in (DType.F16, DType.BF16):
+        if dtype.is_half:
             wide = [half_to_float(build, v, dtype) for v in args]
             return float_to_half(build, run(build, wide, DType.F32), dtype)
         if not dtype.is_float:
@@ -357,7 +357,7 @@ def _is_number(x: ir.Value) -> bool:
 def _compare(op: str, unordered: bool = False) -> Lower:
     def run(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
         b, (x, y) = build.ir, args
-        if dtype in (DType.F16, DType.BF16):
+        if dtype.is_half:
             x, y = half_to_float(build, x, dtype), half_to_float(build, y, dtype)
         if dtype.is_float:
             return b.fcmp_unordered(op, x, y) if unordered else b.fcmp_ordered(op, x, y)
@@ -367,12 +367,12 @@ def _compare(op: str, unordered: bool = False) -> Lower:
 
 
 def _isnan(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
-    x = half_to_float(build, args[0], dtype) if dtype in (DType.F16, DType.BF16) else args[0]
+    x = half_to_float(build, args[0], dtype) if dtype.is_half else args[0]
     return build.ir.fcmp_unordered("uno", x, x)
 
 
 def _isinf(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
-    x = half_to_float(build, args[0], dtype) if dtype in (DType.F16, DType.BF16) else args[0]
+    x = half_to_float(build, args[0], dtype) if dtype.is_half else args[0]
     return build.ir.fcmp_ordered("==", build.intrinsic("fabs", x), build.like(x, float("inf")))
 
 

@@ -498,7 +498,7 @@ def _emit(build: Builder, env: Env, e: Expr, scope: _Scope) -> ir.Value:
 
 def literal(build: Builder, e: Lit) -> ir.Value:
     """A literal as a scalar register (f16 and bf16 as bit patterns)."""
-    if e.dtype in (DType.F16, DType.BF16):
+    if e.dtype.is_half:
         import numpy as np
 
         bits = int(np.asarray(e.value).astype(e.dtype.numpy).view(np.uint16))

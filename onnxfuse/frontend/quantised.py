@@ -28,7 +28,6 @@ from onnxfuse.ir.op import EXACT, Family
 UN_QUANTISED = "UN_QUANTISED"
 QUANTISERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
 DEQUANTISERS = frozenset({"DequantizeLinear"})
-_HALVES = frozenset({DType.F16, DType.BF16})  # onnxruntime drops some of their roundings
 _INT8_COMPUTE = 4  # accuracy_level of com.microsoft::MatMulNBits: the activations are quantised inside
 # Sums of products of 8-bit integers, and the places of their two factors.
 PRODUCTS = {"MatMulInteger": (0, 1), "ConvInteger": (0, 1), "QLinearMatMul": (0, 3), "QLinearConv": (0, 3)}
@@ -72,7 +71,8 @@ def _exact(graph: Graph) -> Iterable[Node]:
             exact = _signed(n)
         else:
             exact = n.op.family is Family.POINTWISE and n.op.tol == EXACT and any(v in made for v in n.reads)
-            exact = exact and not any(v.type is None or v.type.dtype in _HALVES for v in (*n.reads, *n.results))
+            # onnxruntime drops some roundings of halves.
+            exact = exact and not any(v.type is None or v.type.dtype.is_half for v in (*n.reads, *n.results))
         if exact:
             made.update(n.results)
             yield n

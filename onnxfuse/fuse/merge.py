@@ -2,7 +2,7 @@
 
 `Merger` holds which cluster every item is in, the quotient graph with its order (order.py), and what was said of every
 considered pair. vertical.py joins along edges (stage B), horizontal.py joins siblings (stage C), rowblocks.py and
-products.py what runs as several products; evaluate.py says what became of the pairs.
+products.py what runs as several products; settle.py says what became of the pairs.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from onnxfuse.ir.simplify import as_dim, same
 from onnxfuse.ir.text import IR, context
 from onnxfuse.ir.types import Dim, TensorType
 
-_HALF = (DType.F16, DType.BF16)
 _HALF_PRIMS = frozenset({"cast", "where", "eq", "ne", "lt", "le", "neg", "abs", "copysign", "isnan", "isinf", "bits"})
 
 
@@ -162,7 +161,7 @@ def _apply(c: _Check, e: Apply) -> None:
             right = all(a is e.dtype for a in args)
     if not right:
         c.fail("IR_DTYPE", f"{prim}({', '.join(args)}) cannot give {e.dtype}", f"in {e}")
-    half = any(a in _HALF for a in args) and prim.name not in _HALF_PRIMS
+    half = any(a.is_half for a in args) and prim.name not in _HALF_PRIMS
     if half:
         c.fail("IR_DTYPE", f"{prim} on {args[0]}: half floats are computed in f32", f"in {e}")
 
@@ -261,7 +260,7 @@ def _reduce(c: _Check, x: Compute | Stage) -> None:
     assert r is not None
     c.need(r.combine.name in COMBINE, "IR_REDUCE", f"{r.combine} is not associative and commutative")
     _result(c, r.init.dtype, r.acc, "the initial value of the accumulator")
-    c.need(r.acc not in _HALF, "IR_REDUCE", f"accumulating in {r.acc}: half floats accumulate in f32")
+    c.need(not r.acc.is_half, "IR_REDUCE", f"accumulating in {r.acc}: half floats accumulate in f32")
 
 
 # -- Partition -------------------------------------------------------------------------------------------------------

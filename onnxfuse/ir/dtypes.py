@@ -75,7 +75,20 @@ class DType(StrEnum):
     @property
     def compute(self) -> DType:
         """Type the arithmetic is done in: f16 and bf16 compute in f32 and round at the end of each op."""
-        return DType.F32 if self in (DType.F16, DType.BF16) else self
+        return DType.F32 if self.is_half else self
+
+    @property
+    def is_half(self) -> bool:
+        """A float of 16 bits."""
+        return self in (DType.F16, DType.BF16)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Least and largest value of an integer type; bool counts as 0 and 1."""
+        if self is DType.BOOL:
+            return 0, 1
+        bits = 8 * self.bytes
+        return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if self.is_signed else (0, (1 << bits) - 1)
 
     @staticmethod
     def from_onnx(code: int) -> DType | None:

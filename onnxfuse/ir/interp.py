@@ -89,7 +89,7 @@ def convert(x: Array, src: DType, dst: DType) -> Array:
             return np.asarray(x != 0)
         if src.is_float and dst.is_int:
             return _float_to_int(x, dst)
-        if dst in (DType.F16, DType.BF16):
+        if dst.is_half:
             x = x.astype(np.float32)
         return x.astype(dst.numpy)
 

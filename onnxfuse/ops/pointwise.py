@@ -84,7 +84,7 @@ def Abs(x):
     return dsl.absolute(x)
 
 
-_NOT_HALF = tuple(d for d in DType if d.computable and d not in (DType.F16, DType.BF16))
+_NOT_HALF = tuple(d for d in DType if d.computable and not d.is_half)
 
 
 @pointwise(since=9, dtypes=_NOT_HALF)

@@ -26,14 +26,9 @@ _STEPS = (DType.U8, DType.I8, DType.U16, DType.I16)
 _WIDE = DType.I32
 
 
-def _range(dtype: DType) -> tuple[int, int]:
-    bits = 8 * dtype.bytes
-    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype.is_signed else (0, (1 << bits) - 1)
-
-
 def _to_steps(x: Expr, zero: Expr, dtype: DType) -> Expr:
     """The nearest step (halves to even), saturated. `x` counts steps from the zero point; NaN is the lowest."""
-    low, high = (lit(end, DType.F32) - cast(zero, DType.F32) for end in _range(dtype))
+    low, high = (lit(end, DType.F32) - cast(zero, DType.F32) for end in dtype.limits)
     held = where(low < x, x, low)
     held = where(held < high, held, high)
     return cast(cast(rint(held), _WIDE) + cast(zero, _WIDE), dtype)

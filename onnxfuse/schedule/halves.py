@@ -16,8 +16,6 @@ from onnxfuse.ir.loops import Compute
 from onnxfuse.ir.partition import Group
 from onnxfuse.ir.types import tensor
 
-_HALF = (DType.F16, DType.BF16)
-
 
 def unrounded(group: Group) -> Group:
     """The group with its inner half values in f32, where every reader widens them anyway (or only moves them)."""
@@ -50,7 +48,7 @@ def _result(c: Compute) -> Expr:
 def _moved(c: Compute) -> Value | None:
     """The half value that a view moves."""
     result = _result(c)
-    return result.source if c.reduce is None and isinstance(result, Load) and result.dtype in _HALF else None
+    return result.source if c.reduce is None and isinstance(result, Load) and result.dtype.is_half else None
 
 
 def _is_cast(e: Expr, source: DType) -> bool:
@@ -59,7 +57,7 @@ def _is_cast(e: Expr, source: DType) -> bool:
 
 def _rounds(c: Compute) -> bool:
     """Computed in f32 and rounded for the value's type alone."""
-    return c.out.tensor.dtype in _HALF and _is_cast(_result(c), DType.F32) and not _is_asked(c)
+    return c.out.tensor.dtype.is_half and _is_cast(_result(c), DType.F32) and not _is_asked(c)
 
 
 def _is_asked(c: Compute) -> bool:
@@ -70,11 +68,11 @@ def _is_asked(c: Compute) -> bool:
 
 def _unwidened(c: Compute) -> set[Value]:
     """Half values the member reads as they are."""
-    found = {r.source for r in c.roots if isinstance(r, Load) and r.dtype in _HALF}
+    found = {r.source for r in c.roots if isinstance(r, Load) and r.dtype.is_half}
     for e in walk(*c.roots):
         widens = isinstance(e, Apply) and e.prim.name == "cast" and e.dtype is DType.F32
         if not widens:
-            found.update(k.source for k in children(e) if isinstance(k, Load) and k.dtype in _HALF)
+            found.update(k.source for k in children(e) if isinstance(k, Load) and k.dtype.is_half)
     return found
 
 

@@ -136,14 +136,7 @@ def identity(combine: str, dtype: DType) -> int | float | bool:
         case "bitand":
             return -1
         case "max":
-            return -math.inf if dtype.is_float else _int_range(dtype)[0]
+            return -math.inf if dtype.is_float else dtype.limits[0]
         case "min":
-            return math.inf if dtype.is_float else _int_range(dtype)[1]
+            return math.inf if dtype.is_float else dtype.limits[1]
     raise KeyError(combine)
-
-
-def _int_range(dtype: DType) -> tuple[int, int]:
-    bits = dtype.bytes * 8
-    if dtype is DType.BOOL:
-        return 0, 1
-    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype.is_signed else (0, (1 << bits) - 1)

@@ -21,18 +21,11 @@ from onnxfuse.ir.partition import Verdict
 from onnxfuse.ir.prims import PRIMS
 from tests.fuse import test_merge, test_siblings, test_table
 from tests.fuse.dsl import Build, at, axes_for, split
+from tests.fuse.graphs import chain
 from tests.fuse.test_merge import many_inputs, many_outputs, two_softmaxes
 from tests.fuse.test_siblings import biases, far_apart, gates, moments
 
 F = FusionConfig
-
-
-def chain(n: int) -> LoopGraph:
-    g = Build()
-    x = g.input("x")
-    for i in range(n):
-        x = g.E(f"e{i}", x)
-    return g.outputs(x)
 
 
 def added(n: int) -> LoopGraph:
