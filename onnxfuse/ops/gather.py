@@ -6,14 +6,12 @@ reports those that are out of range. Where the operator itself says what such an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, apply, cast, eq, i64, where
 from onnxfuse.ir.simplify import as_dim, dim_expr, known, simplify
 from onnxfuse.ir.types import Dim
-from onnxfuse.ops.dsl import Loops, axis_of, equal_extents, maximum
+from onnxfuse.ops.dsl import Known, Loops, axis_of, equal_extents, maximum
 from onnxfuse.ops.table import view
 
 
@@ -25,12 +23,12 @@ def wrapped(index: Expr, dim: Dim) -> Expr:
     return where(j < 0, j + dim_expr(dim), j)
 
 
-def checked(d: Dim, known_indices: Iterable[Expr] | None) -> tuple[Refusal | None, list[Expr]]:
+def checked(d: Dim, known_indices: Known | None) -> tuple[Refusal | None, list[Expr]]:
     """Indices known here are checked here or by the kernel (on a run-time extent); others by onnxruntime alone."""
     if known_indices is None:
         return Refusal("UN_DATA_DEPENDENT", "run-time indices are checked by the runtime"), []
     needs: list[Expr] = []
-    for e in known_indices:
+    for e in known_indices.flat:
         v = as_dim(cast(e, DType.I64))
         if not isinstance(v, int):
             return Refusal("UN_DATA_DEPENDENT", f"index {v} into extent {d} cannot be checked at compile time"), []
@@ -46,7 +44,7 @@ def checked(d: Dim, known_indices: Iterable[Expr] | None) -> tuple[Refusal | Non
 def Gather(data, indices, *, axis=0):
     """Entries of an axis by index."""
     k = axis_of(axis, data.rank)
-    refusal, needs = checked(data.shape[k], None if indices.known is None else indices.known.flat)
+    refusal, needs = checked(data.shape[k], indices.known)
     q = indices.rank
     shape = [*data.shape[:k], *indices.shape, *data.shape[k + 1 :]]
 
@@ -61,7 +59,7 @@ def Gather(data, indices, *, axis=0):
 def GatherElements(data, indices, *, axis=0):
     """Like numpy take_along_axis."""
     k = axis_of(axis, data.rank)
-    refusal, needs = checked(data.shape[k], None if indices.known is None else indices.known.flat)
+    refusal, needs = checked(data.shape[k], indices.known)
 
     def body(*i: Expr) -> Expr:
         return data[tuple(wrapped(indices[i], data.shape[k]) if n == k else e for n, e in enumerate(i))]
@@ -91,7 +89,7 @@ def GatherND(data, indices, *, batch_dims=0):
         raise Unsupported("UN_DATA_DEPENDENT", "GatherND with index tuples of run-time length", f"length {depth}")
     refusal, needs = None, list(equal_extents(*zip(indices.shape[:b], data.shape[:b], strict=True)))
     for k in range(depth):
-        refused, wanted = checked(data.shape[b + k], None if indices.known is None else indices.known[..., k].flat)
+        refused, wanted = checked(data.shape[b + k], None if indices.known is None else indices.known[..., k])
         refusal, needs = refusal or refused, [*needs, *wanted]
     q = indices.rank - 1
 
@@ -122,9 +120,7 @@ def ReverseSequence(x, sequence_lens, *, batch_axis=1, time_axis=0):
     """Prefixes of given lengths reversed."""
     if {batch_axis, time_axis} != {0, 1}:
         raise Unsupported("UN_AXIS", f"ReverseSequence along axis {time_axis} of batches along {batch_axis}")
-    refusal, needs = checked(
-        as_dim(dim_expr(x.shape[time_axis]) + 1), None if sequence_lens.known is None else sequence_lens.known.flat
-    )
+    refusal, needs = checked(as_dim(dim_expr(x.shape[time_axis]) + 1), sequence_lens.known)
 
     def body(*i: Expr) -> Expr:
         t, length = i[time_axis], sequence_lens[i[batch_axis]]
