@@ -95,6 +95,7 @@ CODES: tuple[Code, ...] = (
     Code("NF_A_PHASE", "A", "an injective node waits for the second sweep", origin=_TVM),
     Code("NF_RECOMPUTE", "A", "fusing would repeat expensive work", "fuse.facts:REPEATS", _OURS),
     Code("NF_PEELED", "A", "joined by stage A, split again by stage B so that the producer could join its rows"),
+    Code("NF_MODE", "A", "this --fusion-mode does not look at such a pair", "fusion.mode", said="mode {mode}"),
     # -- stage B
     Code("NF_OPAQUE", "B", "one side stays with onnxruntime", origin=_ASCEND),
     Code("NF_PINNED", "B", "the user keeps a node alone (--keep)", "fusion.keep", _OURS),
@@ -390,6 +391,26 @@ def default(code: Code) -> object:
     part, _, name = code.threshold.partition(".")
     value = getattr(getattr(config.Config(), part), name)
     return value if isinstance(value, int | float | str) else sorted(value)
+
+
+_KNOBS = {
+    "NF_A_DEPTH": "raise --max-fusion-size",
+    "NF_NODE_CAP": "raise --max-fusion-size",
+    "NF_PINNED": "leave out --keep",
+    "NF_MODE": "a wider --fusion-mode",
+    "NF_OPAQUE": "see why the node stays: onnxfuse explain --node",
+    "NF_A_OPAQUE": "see why the node stays: onnxfuse explain --node",
+}
+
+
+def advice(code: str) -> str:
+    """What the user can do about a refusal; "" when no kernel runs the two together."""
+    known = BY_CODE.get(code)
+    if known is None or code.startswith("FUSED"):
+        return ""
+    skip = f"--skip-fusion-patterns {code}" if known.optional else ""
+    ways = [w for w in (_KNOBS.get(code, ""), skip) if w]
+    return " or ".join(ways)
 
 
 def meaning(code: str) -> str:

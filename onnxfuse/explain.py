@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from onnxfuse.codes import BY_CODE, meaning, sentence
+from onnxfuse.codes import BY_CODE, advice, meaning, sentence
+from onnxfuse.config import FusionConfig
 from onnxfuse.errors import Refusal, UsageError
 from onnxfuse.frontend.rewrite import Note
+from onnxfuse.fuse import Judge
 from onnxfuse.ir.graph import Graph, Node
 from onnxfuse.ir.loops import Opaque, results
 from onnxfuse.ir.partition import Decision, Partition, Verdict
@@ -66,7 +69,8 @@ class Explanation:
 
     asked     the selection as it was given
     subjects  what it stands for; empty when the simplifications removed it, or it is an input or constant
-    blocking  the refusal that decided it, if the two sides did not come together
+    blocking  the refusal that decided it, if the two sides did not come together: that of the last stage
+    together  which of the decisions are about two that run in one kernel in the end
     """
 
     asked: str
@@ -75,14 +79,16 @@ class Explanation:
     decisions: tuple[Decision, ...]
     blocking: Decision | None
     notes: tuple[Note, ...]
+    together: tuple[bool, ...] = ()
 
     def json(self) -> dict[str, object]:
         """The schema in docs/inspect.md."""
+        ends = zip(self.decisions, self.together, strict=True)
         return {
             "asked": self.asked,
             "verdict": self.verdict,
             "subjects": [s.json() for s in self.subjects],
-            "decisions": [decision_json(d) for d in self.decisions],
+            "decisions": [decision_json(d) | {"together": together} for d, together in ends],
             "blocking": decision_json(self.blocking) if self.blocking is not None else None,
             "notes": [note_json(n) for n in self.notes],
         }
@@ -100,9 +106,26 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """Every decision of a model, and the same by code."""
+class Crossing:
+    """A value that one kernel writes and another reads, and the decision that keeps the two apart."""
 
+    value: str
+    before: str  # group
+    after: str
+    nbytes: int
+    decision: Decision
+
+    def json(self) -> dict[str, object]:
+        """A row of `crossings`."""
+        ends = {"value": self.value, "from": self.before, "to": self.after, "bytes": self.nbytes}
+        return ends | {"decision": decision_json(self.decision)}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Every decision of a model, the same by code, and what keeps its kernels apart in the end."""
+
+    crossings: tuple[Crossing, ...]
     rows: tuple[Row, ...]
     decisions: tuple[Decision, ...]
     subjects: tuple[Subject, ...]
@@ -111,6 +134,7 @@ class Summary:
     def json(self) -> dict[str, object]:
         """The schema in docs/inspect.md."""
         return {
+            "crossings": [c.json() for c in self.crossings],
             "codes": [
                 {
                     "stage": r.stage,
@@ -139,6 +163,7 @@ def decision_json(d: Decision) -> dict[str, object]:
         "code": d.code,
         "meaning": meaning(d.code),
         "numbers": dict(d.numbers),
+        "advice": advice(d.code) if d.verdict is Verdict.REFUSED else "",
     }
 
 
@@ -147,12 +172,13 @@ def note_json(n: Note) -> dict[str, object]:
     return {"node": n.node, "code": n.code, "why": n.why}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Answers:
     """What a run of the stages has to say; made by `answers`.
 
     originals  the graphs as they were read (main, then bodies): names the user knows
     whole      the partitions before kernelize, which may have split groups
+    fusion     the configuration they were made with: pairs without a record are judged by it
     """
 
     originals: tuple[Graph, ...]
@@ -161,7 +187,28 @@ class Answers:
     notes: tuple[Note, ...]
     subjects: Mapping[str, Subject]
     decisions: tuple[Decision, ...]
+    fusion: FusionConfig
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # any accepted name -> subjects
+
+    @cached_property
+    def judges(self) -> dict[str, Judge]:
+        """By scope."""
+        scopes = ["", *(p.loops.name for p in self.plans.bodies)]
+        return {s: Judge(p, self.fusion) for s, p in zip(scopes, self.whole, strict=True)}
+
+    @cached_property
+    def readers(self) -> dict[str, list[str]]:
+        """Subjects that read a value."""
+        out: dict[str, list[str]] = {}
+        for s in self.subjects.values():
+            for v in s.reads:
+                out.setdefault(v, []).append(s.name)
+        return out
+
+    @cached_property
+    def judged(self) -> set[tuple[str, str]]:
+        """Pairs with a record of a stage that has the last word; stage A's is the first word, but in mode tvm."""
+        return {(d.a, d.b) for d in self.decisions if d.stage != "A"}
 
     def summary(self) -> Summary:
         """Every code with its count."""
@@ -177,7 +224,15 @@ class Answers:
             Row(stage, verdict, code, len(names), tuple(dict.fromkeys(names))[:EXAMPLES])
             for (stage, verdict, code), names in sorted(found.items(), key=lambda kv: (_place(kv[0]), -len(kv[1])))
         )
-        return Summary(rows, self.decisions, tuple(self.subjects.values()), self.notes)
+        return Summary(tuple(self._crossings()), rows, self.decisions, tuple(self.subjects.values()), self.notes)
+
+    def _crossings(self) -> Iterator[Crossing]:
+        """Between kernels; what a node that stays reads or makes has that node's refusal."""
+        for judge in self.judges.values():
+            for border in judge.borders():
+                a, b = self.subjects[border.value.name].group, self.subjects[border.reader].group
+                if a is not None and b is not None:
+                    yield Crossing(border.value.name, a, b, border.nbytes, border.decision)
 
     def node(self, name: str) -> Explanation:
         """Every decision about a node, value or operator. Raises UsageError for an unknown name."""
@@ -185,11 +240,13 @@ class Answers:
         if not picked:
             return Explanation(name, self._absent(name), (), (), None, self._notes({name}))
         names = {s.name for s in picked}
-        found = tuple(d for d in self.decisions if self._concerns(d, names))
+        around = [(v, s.name) for s in picked for v in s.reads] + [
+            (n, r) for n in names for r in self.readers.get(n, ())
+        ]
+        found = (*(d for d in self.decisions if self._concerns(d, names)), *self._judge(sorted(set(around))))
         fates = dict.fromkeys(s.fate for s in picked)
-        blocking = next((d for d in found if d.verdict is Verdict.REFUSED and not self._together(d.a, d.b)), None)
         verdict = f"{name} {'; '.join(fates)}" if len(fates) <= EXAMPLES else f"{name}: {len(picked)} values"
-        return Explanation(name, verdict, picked, found, blocking, self._notes({name, *_origins(picked)}))
+        return self._explanation(name, verdict, picked, found, self._notes({name, *_origins(picked)}))
 
     def edge(self, a: str, b: str) -> Explanation:
         """Every decision about two nodes. Raises UsageError for an unknown name."""
@@ -199,33 +256,58 @@ class Answers:
             if not picked:
                 return Explanation(asked, self._absent(name), (), (), None, self._notes({name}))
         first, second = {s.name for s in left}, {s.name for s in right}
+        pairs = [(v, s.name) for s in right for v in s.reads if v in first]
+        pairs += [(v, s.name) for s in left for v in s.reads if v in second]
         every = self.decisions
         found = tuple(d for d in every if (d.a in first and d.b in second) or (d.a in second and d.b in first))
+        found += tuple(d for d in every if d.stage == "K" and d not in found and self._split(d, first, second))
+        found += tuple(self._judge(pairs or [(left[-1].name, right[0].name)]))
         if not found:  # stage A judges a value and its post-dominator, which may be neither
             found = tuple(d for d in every if d.a in first)
-        picked = (*left, *right)
-        verdict, blocking = self._edge_verdict(a, b, left, right, found)
-        return Explanation(asked, verdict, picked, found, blocking, self._notes({a, b, *_origins(picked)}))
+        notes = self._notes({a, b, *_origins((*left, *right))})
+        said = self._explanation(asked, self._edge_verdict(a, b, left, right), (*left, *right), found, notes)
+        return replace(said, blocking=None) if _meet(left, right) else said
 
-    def _edge_verdict(
-        self, a: str, b: str, left: tuple[Subject, ...], right: tuple[Subject, ...], found: tuple[Decision, ...]
-    ) -> tuple[str, Decision | None]:
-        shared = {s.group for s in left} & {s.group for s in right} - {None}
-        if shared:
-            return f"{a} and {b} run in one kernel: group {', '.join(sorted(filter(None, shared)))}", None
+    def _edge_verdict(self, a: str, b: str, left: tuple[Subject, ...], right: tuple[Subject, ...]) -> str:
+        if shared := _meet(left, right):
+            return f"{a} and {b} run in one kernel: group {', '.join(shared)}"
         for name, side in ((a, left), (b, right)):
             stays = next((s for s in side if s.group is None), None)
             if stays is not None:
-                return f"{name} {stays.fate}", _first_refusal(found)
+                return f"{name} {stays.fate}"
         made, read = {s.name for s in left}, {v for s in right for v in s.reads}
         if not made & read and not {s.name for s in right} & {v for s in left for v in s.reads}:
             common = {v for s in left for v in s.reads} & read
             how = f"both read {min(common)}" if common else "they share no value"
-            return f"neither {a} nor {b} reads the other; {how}", _first_refusal(found)
+            return f"neither {a} nor {b} reads the other; {how}"
         groups = " and ".join(dict.fromkeys(s.group for s in (left[-1], right[0]) if s.group is not None))
-        blocking = _first_refusal(found)
-        why = "" if blocking is not None else "; no decision was taken (see --fusion-mode)"
-        return f"{a} and {b} run in separate kernels: {groups}{why}", blocking
+        return f"{a} and {b} run in separate kernels: {groups}"
+
+    def _explanation(
+        self,
+        asked: str,
+        verdict: str,
+        picked: tuple[Subject, ...],
+        found: tuple[Decision, ...],
+        notes: tuple[Note, ...],
+    ) -> Explanation:
+        found = tuple(dict.fromkeys(found))
+        together = tuple(self._together(d.a, d.b) for d in found)
+        apart = [d for d, one in zip(found, together, strict=True) if d.verdict is Verdict.REFUSED and not one]
+        last = max(apart, key=lambda d: d.stage != "A", default=None)
+        return Explanation(asked, verdict, picked, found, last, notes, together)
+
+    def _judge(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Decision]:
+        """Decisions about pairs that run apart and of which the last stage left no record."""
+        told = set()
+        for a, b in pairs:
+            x, y = self.subjects.get(a), self.subjects.get(b)
+            if x is None or y is None or x.scope != y.scope or self._together(a, b) or {(a, b), (b, a)} & self.judged:
+                continue
+            said = self.judges[x.scope].pair(a, b)
+            if said is not None and said.verdict is Verdict.REFUSED and said not in told:
+                told.add(said)
+                yield said
 
     def _named(self, name: str) -> tuple[Subject, ...]:
         """Subjects behind a name; empty for a name of the original model that is not computed."""
@@ -253,9 +335,13 @@ class Answers:
             return True
         if d.stage != "K":
             return False
-        # A group that was split is recorded by its first and last member.
+        return self._split(d, names)
+
+    def _split(self, d: Decision, *sides: set[str]) -> bool:
+        """`d` is about a group that kernelize split, with something of every side; it names first and last member."""
         ends = ((g.members[0].out.name, g.members[-1].out.name, g) for p in self.whole for g in p.groups)
-        return any((d.a, d.b) == (a, b) and names & {c.out.name for c in g.members} for a, b, g in ends)
+        members = next(({c.out.name for c in g.members} for a, b, g in ends if (d.a, d.b) == (a, b)), set())
+        return all(members & side for side in sides)
 
     def _together(self, a: str, b: str) -> bool:
         x, y = self.subjects.get(a), self.subjects.get(b)
@@ -263,7 +349,11 @@ class Answers:
 
 
 def answers(
-    originals: Sequence[Graph], whole: Sequence[Partition], plans: Plans, notes: Iterable[Note] = ()
+    originals: Sequence[Graph],
+    whole: Sequence[Partition],
+    plans: Plans,
+    fusion: FusionConfig,
+    notes: Iterable[Note] = (),
 ) -> Answers:
     """Look up where everything ended up (see `Answers`)."""
     group_of = {c.out: g.id for p in plans.partitions for g in p.groups for c in g.members}
@@ -293,7 +383,7 @@ def answers(
             typed.setdefault(op, {})[name] = None
     aliases = {k: tuple(v) for k, v in {**typed, **named}.items()}
     decisions = tuple(d for p in plans.partitions for d in p.decisions)
-    return Answers(tuple(originals), tuple(whole), plans, tuple(notes), subjects, decisions, aliases)
+    return Answers(tuple(originals), tuple(whole), plans, tuple(notes), subjects, decisions, fusion, aliases)
 
 
 def _known_names(graph: Graph) -> set[str]:
@@ -301,12 +391,13 @@ def _known_names(graph: Graph) -> set[str]:
     return {v.name for v in graph.values()} | {x for n in nodes for x in (n.name, n.op.name)}
 
 
+def _meet(left: Iterable[Subject], right: Iterable[Subject]) -> list[str]:
+    """Groups that both sides have something in."""
+    return sorted({s.group for s in left if s.group is not None} & {s.group for s in right if s.group is not None})
+
+
 def _origins(subjects: Iterable[Subject]) -> set[str]:
     return {o for s in subjects for o in (s.node, *s.origin)}
-
-
-def _first_refusal(found: Iterable[Decision]) -> Decision | None:
-    return next((d for d in found if d.verdict is Verdict.REFUSED), None)
 
 
 def _stage(code: str) -> str:

@@ -16,8 +16,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onnxfuse.codes import meaning, sentence
-from onnxfuse.explain import Explanation, Summary, blocking_line
+from onnxfuse.codes import advice, meaning, sentence
+from onnxfuse.explain import Crossing, Explanation, Summary, blocking_line
 
 if TYPE_CHECKING:  # onnxruntime is not needed to print a table
     from onnxfuse.doctor import Finding
@@ -150,6 +150,8 @@ def groups(facts: Inspection) -> RenderableType:
 
 # ---- explain
 
+NO_KERNEL = "nothing, no kernel runs the two together"
+
 
 def explanation(said: Explanation | Summary) -> RenderableType:
     """One node or edge: the verdict, the rule that decided it, then every record. All of them: one row per code."""
@@ -158,22 +160,49 @@ def explanation(said: Explanation | Summary) -> RenderableType:
     lines: list[RenderableType] = [Text(said.verdict, style="bold")]
     if said.blocking is not None:
         lines.append(Text(f"first blocking rule: {blocking_line(said.blocking)}", style="bold red"))
+        lines.append(Text(f"what to do: {advice(said.blocking.code) or NO_KERNEL}", style="bold"))
     if said.subjects:
         rows = [(s.name, s.node, s.op, s.fate) for s in said.subjects]
         lines.append(listing(("value", "node", "op", "where"), rows))
     if said.decisions:
-        columns = ("stage", "producer -> consumer", "code", "numbers", "meaning")
-        lines.append(listing(columns, [_decision(d) for d in said.decisions], ("stage", "code")))
+        columns = ("stage", "producer -> consumer", "code", "numbers", "meaning", "in the end")
+        records = [_decision(d, one) for d, one in zip(said.decisions, said.together, strict=True)]
+        lines.append(listing(columns, records, ("stage", "code", "in the end")))
     lines += [Text(f"simplification not done: {n} - {meaning(n.code)}") for n in said.notes]
     return Group(*lines)
 
 
-def _decision(d: Decision) -> tuple[str, ...]:
+def _decision(d: Decision, together: bool) -> tuple[str, ...]:
     sign = "->" if d.relation == "vertical" else "+"
-    return (d.stage, f"{d.a} {sign} {d.b}", d.code, sentence(d.code, d.numbers), meaning(d.code))
+    end = "one kernel" if together else "apart"
+    return (d.stage, f"{d.a} {sign} {d.b}", d.code, sentence(d.code, d.numbers), meaning(d.code), end)
 
 
 def reasons(found: Summary) -> RenderableType:
+    """What keeps the kernels apart, then every decision on the way: one row per code."""
+    lines: list[RenderableType] = []
+    if found.crossings:
+        lines += [Text("Values that go from one kernel to another, by what keeps the two apart", style="bold")]
+        lines += [_crossings(found.crossings), Text("Every decision on the way (--edge, --node: one of them)", "bold")]
+    return Group(*lines, _codes(found))
+
+
+def _crossings(crossings: Sequence[Crossing]) -> RenderableType:
+    """One row per code and numbers in words, most bytes first."""
+    by: dict[tuple[str, str, str], list[Crossing]] = {}
+    for c in crossings:
+        d = c.decision
+        by.setdefault((d.stage, d.code, sentence(d.code, d.numbers)), []).append(c)
+    columns = ("stage", "code", "numbers", "values", "MiB", "meaning", "what to do", "for example")
+    rows = []
+    for (stage, code, numbers), found in sorted(by.items(), key=lambda kv: -sum(c.nbytes for c in kv[1])):
+        size = f"{sum(c.nbytes for c in found) / 2**20:.2f}"
+        example = f"{found[0].value}: {found[0].before} -> {found[0].after}"
+        rows.append((stage, code, numbers, str(len(found)), size, meaning(code), advice(code), example))
+    return listing(columns, rows, ("stage", "code", "values", "MiB"))
+
+
+def _codes(found: Summary) -> RenderableType:
     """One row per code: how often, and a few of the pairs (producer->consumer) or nodes."""
     table = Table(header_style="bold")
     for name in ("stage", "verdict", "code", "count", "meaning", "for example"):

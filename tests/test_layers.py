@@ -33,7 +33,7 @@ MAY = {
     "verify": {"ir", "frontend"},
     "report": {"doctor", "codes", "ir", "inspection", "explain", "verify", "tuning"},
     "inspection": {"ir", "analysis"},
-    "explain": {"codes", "ir", "frontend"},  # Note: what the simplifications did not do
+    "explain": {"codes", "ir", "frontend", "fuse"},  # Note: what the simplifications did not do
     "phases": {"ir", "analysis", "schedule"},
     "doctor": {"codegen", "api", "runtime", "verify"},
     "cli": ALL

@@ -110,7 +110,7 @@ def explain(
     from onnxfuse.explain import answers
 
     ran = planned(model, config, Progress(verbose))
-    found = answers(ran.originals, ran.whole, ran.plans, ran.notes)
+    found = answers(ran.originals, ran.whole, ran.plans, config.fusion, ran.notes)
     if not edge and not node:
         said: Explanation | Summary = found.summary()
     else:

@@ -26,7 +26,8 @@ from dataclasses import replace
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.facts import Facts, facts
 from onnxfuse.fuse.horizontal import join_siblings
-from onnxfuse.fuse.merge import Merger, Said
+from onnxfuse.fuse.judge import Judge, evaluate
+from onnxfuse.fuse.merge import Merger
 from onnxfuse.fuse.order import quotient_order
 from onnxfuse.fuse.products import join_products
 from onnxfuse.fuse.rowblocks import join_row_blocks
@@ -82,30 +83,6 @@ def stages_b_and_c(m: Merger) -> None:
     place_views(m)
 
 
-def evaluate(made: Partition, config: FusionConfig) -> tuple[Decision, ...]:
-    """Every record of `made`, judged again from its loops and its groups alone, without the way that led there."""
-    known = facts(made.loops, config)
-    group = {c.out: g.id for g in made.groups for c in g.members}
-    outs = [item.out if isinstance(item, Compute) else None for item in known.items]
-    owner = [len(made.groups) + i if v is None else group[v] for i, v in enumerate(outs)]
-    if config.mode is FusionMode.NONE:
-        return ()
-    growth, tree = stage_a(known, config)
-    first = records(known, growth, tree, owner, config)
-    if config.mode is FusionMode.TVM or config.rounds == 0:
-        return first
-    consts = made.loops.consts.keys()
-    m = Merger(known, owner, quotient_order(known.succ, owner), config, consts, growth.root)
-    item = {known.name(i): i for i in range(len(known.items))}
-    value = {v.name: v for v in known.producer}
-    for d in made.decisions:
-        if d.stage == "B":
-            m.records[value[d.a], item[d.b]] = Said(d.verdict, d.code, d.numbers)
-        elif d.stage == "C":
-            m.sibling_records[item[d.a], item[d.b]] = Said(d.verdict, d.code, d.numbers)
-    return first + settle(m)
-
-
 def partition(loops: LoopGraph, known: Facts, owner: list[int], decisions: tuple[Decision, ...]) -> Partition:
     """The Partition in which items with the same `owner` run together."""
     members: dict[int, list[int]] = {}
@@ -130,3 +107,6 @@ def _group(gid: int, known: Facts, items: list[int], live: set[Value]) -> Group:
     found = [k for i in items if (k := known.node[i]) is not None]
     anchor = next((c for c, k in zip(members, found, strict=True) if k is Kind.ANCHOR), None)
     return make_group(gid, members, max(found, key=lambda k: k.level), anchor, live, known.reads)
+
+
+__all__ = ["Judge", "evaluate", "facts", "fuse", "no_collector", "partition", "stages_b_and_c"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfuse.config import FusionConfig, FusionMode
-from onnxfuse.fuse import evaluate, fuse
+from onnxfuse.fuse import Judge, evaluate, fuse
 from onnxfuse.ir.loops import LoopGraph
+from onnxfuse.ir.partition import Verdict
 from tests.fuse.dsl import FULL
 from tests.fuse.graphs import SHAPES
 from tests.fuse.random_loops import random_loops
@@ -39,6 +42,39 @@ def test_random_graphs(loops: LoopGraph, config: FusionConfig) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_large_shapes(shape: str) -> None:
     assert differences(SHAPES[shape](200), FULL) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(GRAPHS, st.sampled_from(CONFIGS), st.randoms(use_true_random=False))
+def test_any_two_values_have_exactly_one_answer(loops: LoopGraph, config: FusionConfig, random: Random) -> None:
+    """A pair without a record is judged by the same rules: together, or apart for one reason."""
+    made = fuse(loops, config)
+    judge = Judge(made, config)
+    home = {c.out.name: g.id for g in made.groups for c in g.members}
+    recorded = {(d.a, d.b): d for d in made.decisions if d.stage == "B"}
+    for _ in range(30):
+        a, b = random.choices(list(judge.item), k=2)
+        said = judge.pair(a, b)
+        together = a == b or (a in home and home[a] == home.get(b))
+        assert said.verdict is (Verdict.FUSED if together else Verdict.REFUSED), said
+    for (a, b), d in recorded.items():
+        if d.verdict is Verdict.REFUSED:
+            assert judge.pair(a, b) == d
+
+
+@settings(max_examples=60, deadline=None)
+@given(GRAPHS, st.sampled_from(CONFIGS))
+def test_every_value_between_two_groups_has_the_reason_why(loops: LoopGraph, config: FusionConfig) -> None:
+    made = fuse(loops, config)
+    home = {v: g.id for g in made.groups for v in g.writes}
+    expected = {(v.name, g.id) for g in made.groups for v in g.reads if v in home}
+    inside = {c.out.name: g.id for g in made.groups for c in g.members}
+    found = list(Judge(made, config).borders())
+    assert {(b.value.name, inside[b.reader]) for b in found} == expected
+    assert len(found) == len(expected)
+    assert all(b.decision.verdict is Verdict.REFUSED for b in found)
+    if config.mode is FusionMode.NONE:
+        assert {b.decision.code for b in found} <= {"NF_MODE"}
 
 
 MODELS = {

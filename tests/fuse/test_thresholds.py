@@ -215,9 +215,9 @@ def test_the_cost_of_what_may_not_be_repeated() -> None:
 def test_every_code_of_the_fusion_is_given_in_a_test() -> None:
     tested = {x[1] for x in LIMITS} | {r[2] for r in test_merge.REFUSED} | {r[2] for r in test_siblings.LIMITS}
     tested |= {r[3] for r in test_table.CODES}
-    # One test each, by name: test_rowblocks.py, test_products.py, test_merge.py.
+    # One test each, by name: test_rowblocks.py, test_products.py, test_merge.py, test_evaluate.py.
     tested |= {"NF_ROW_BLOCK", "NF_ROW_TAIL", "FUSED_ATTENTION", "FUSED_ROW_TAIL", "FUSED_PRODUCTS"}
-    tested |= {"NF_CYCLE", "NF_PEELED"}
+    tested |= {"NF_CYCLE", "NF_PEELED", "NF_MODE"}
     tested |= set(AXES)
     # No candidate holds a node that stays; an injective node that waits for the second sweep is judged there.
     unreachable = {"NF_OPAQUE", "NF_A_PHASE"}
