@@ -274,6 +274,8 @@ CODES: tuple[Code, ...] = (
     Code("WINDOW_GUARD", "plan", "the padding is not that of the source"),
     Code("WINDOW_DTYPE", "plan", "the template does not accumulate in this element type"),
     Code("WINDOW_NARROW", "plan", "output lines are shorter than a vector"),
+    Code("BY_SIZE_KNOWN", "plan", "sizes known before the model runs need no choice in every call"),
+    Code("BY_SIZE_ONE", "plan", "one way to run the convolution is predicted to be the better one at any size"),
     Code("WINOGRAD_FORM", "plan", "not a plain convolution of one group along one or two dimensions"),
     Code("WINOGRAD_WINDOW", "plan", "the window is not 3 or 5 wide, along one direction or both"),
     Code("WINOGRAD_WEIGHT", "plan", "the weights are no constant"),

@@ -173,7 +173,7 @@ def _evaluator(graph: Graph) -> Evaluate:
 
 def _forbidden(config: Config) -> frozenset[str]:
     """Templates that may not be used."""
-    return frozenset({"winograd"}) if config.exact_conv else frozenset()
+    return frozenset({"winograd", "by_size"}) if config.exact_conv else frozenset()
 
 
 def _no_slips(plans: Plans, config: Config) -> Plans:

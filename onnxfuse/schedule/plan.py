@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from onnxfuse.analysis.variants import equal_extents
 from onnxfuse.errors import SLIPS, Refusal, slip
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Kernels, Plan, Plans, Schedule, Template
 from onnxfuse.schedule.integers import left_to_runtime
-from onnxfuse.schedule.variants import equal_extents
 from onnxfuse.target import Target
 from onnxfuse.templates import GENERAL, TEMPLATES
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxfuse.ir.plan import Template
+from onnxfuse.templates.by_size import BY_SIZE
 from onnxfuse.templates.gemm import GEMM
 from onnxfuse.templates.rowblock import ROWBLOCK
 from onnxfuse.templates.rowwise import ROWWISE
@@ -13,4 +14,4 @@ from onnxfuse.templates.winograd import WINOGRAD
 # In order of priority among equal costs; the general one last.
 GENERAL = ROWWISE  # takes every kernel; runs what others cannot
 
-TEMPLATES: tuple[Template, ...] = (WINDOW, WINOGRAD, GEMM, ROWBLOCK, SEVERAL, ROWWISE)
+TEMPLATES: tuple[Template, ...] = (WINDOW, BY_SIZE, WINOGRAD, GEMM, ROWBLOCK, SEVERAL, ROWWISE)

@@ -1,11 +1,11 @@
-"""The fast variant of a kernel with run-time broadcasts: as if every `maybe` pair were equal. Kernel -> Kernel."""
+"""A kernel under assumptions: every `maybe` pair equal, or dimensions of these sizes. Kernel -> Kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Sym, Var, load, rebuild, var
+from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Sym, Var, i64, load, rebuild, var
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel, Local, Stage, Store
 from onnxfuse.ir.loops import Axis
@@ -18,6 +18,11 @@ def equal_extents(kernel: Kernel) -> Kernel:
     if not kernel.maybe:
         return kernel
     return _Rewriter(kernel, _equalities(kernel)).run()
+
+
+def at_sizes(kernel: Kernel, sizes: Mapping[Sym, int]) -> Kernel:
+    """The kernel for these run-time dimensions: what a template would say of it, not for emission."""
+    return _Rewriter(kernel, {s: i64(n) for s, n in sizes.items()}).run()
 
 
 def _equalities(kernel: Kernel) -> dict[Expr, Expr]:
