@@ -4,7 +4,7 @@
 
 Every N-th of the 2**32 bit patterns, in lanes of the widest target this machine runs; `--step 1` is exhaustive (a
 minute or two a function). The truth is the same function in f64. Exits 1 if a function is worse than it states
-(codegen/vecmath.py, MAX_ULP). `--update` writes the table into docs/numerics.md.
+(codegen/vecmath/table.py, MAX_ULP). `--update` writes the table into docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from onnxfuse.codegen.object import host_features
-from onnxfuse.codegen.vecmath import MAX_ULP, UNARY
+from onnxfuse.codegen.vecmath.table import MAX_ULP, UNARY
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.target import by_name
 from tests.codegen.test_vecmath import compiled, reference

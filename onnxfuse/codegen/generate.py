@@ -13,10 +13,12 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from onnxfuse.codegen.abi import EXPORTS, GENERAL, Part, glue_module
 from onnxfuse.codegen.build import Builder
 from onnxfuse.codegen.cache import Cache, Entry, hash_of, key_of, versions
 from onnxfuse.codegen.dims import Fault, emit_dims
+from onnxfuse.codegen.glue.layout import EXPORTS, GENERAL
+from onnxfuse.codegen.glue.module import glue_module
+from onnxfuse.codegen.glue.tables import Part
 from onnxfuse.codegen.object import (
     Compiler,
     Object,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from onnxfuse.codegen import vecmath
 from onnxfuse.codegen.build import (
     F32,
     F64,
@@ -27,6 +26,7 @@ from onnxfuse.codegen.build import (
     scalar_of,
     vec,
 )  # fmt: skip
+from onnxfuse.codegen.vecmath.table import MATH, UNARY
 from onnxfuse.ir.dtypes import DType
 
 Lower = Callable[[Builder, Sequence[ir.Value], DType], ir.Value]
@@ -421,7 +421,7 @@ def _ipow(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
 
 
 def _pow(build: Builder, args: Sequence[ir.Value], dtype: DType) -> ir.Value:
-    return vecmath.MATH["pow"](build, *args) if dtype.is_float else _ipow(build, args, dtype)
+    return MATH["pow"](build, *args) if dtype.is_float else _ipow(build, args, dtype)
 
 
 def _of_reals(compute: Callable[..., ir.Value]) -> Lower:
@@ -479,7 +479,7 @@ LOWER: dict[str, Lower] = {
     "max": _extreme(">"),
     "pow": _pow,
     "sqrt": _of_reals(_sqrt),
-    **{name: _of_reals(vecmath.MATH[name]) for name in vecmath.UNARY},
+    **{name: _of_reals(MATH[name]) for name in UNARY},
     "floor": _rounding("floor"),
     "ceil": _rounding("ceil"),
     "rint": _rounding("roundeven"),

@@ -32,7 +32,7 @@ from onnxfuse.codegen.build import (
     vec,
 )
 from onnxfuse.codegen.prims import lower
-from onnxfuse.codegen.vecmath import MATH
+from onnxfuse.codegen.vecmath.table import MATH
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import (
     Acc,

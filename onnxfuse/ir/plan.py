@@ -1,7 +1,7 @@
 """Plans: how a kernel runs (data), the template protocol, and the kernel ABI every template emits.
 
 The kernel ABI (all symbols private to the library, `K` = the kernel's symbol name). `env` is an i64 array that
-`codegen/abi.py` fills before anything else runs; `bufs` is an array of pointers: inputs, then outputs.
+`codegen/glue` fills before anything else runs; `bufs` is an array of pointers: inputs, then outputs.
 
     env layout:  [dims of kernel.dims in order][for each input: its dims][for each output: its dims]
     i64  K.tasks.P(ptr env)                                  number of independent tasks of phase P (0 is fine)

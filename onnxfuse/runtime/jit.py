@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxfuse.codegen.abi import GENERAL
 from onnxfuse.codegen.cpu import FLOAT_STATE
 from onnxfuse.codegen.dims import Fault, env_words
 from onnxfuse.codegen.generate import Module, emit_module
+from onnxfuse.codegen.glue.layout import GENERAL
 from onnxfuse.codegen.object import Loaded, check_object, compile_module, load_object
 from onnxfuse.errors import IRError, UsageError
 from onnxfuse.ir.graph import Value

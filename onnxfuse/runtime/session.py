@@ -18,7 +18,7 @@ from pathlib import Path
 import onnxruntime as ort
 import onnxruntime.capi.onnxruntime_pybind11_state as errors
 
-from onnxfuse.codegen.abi import DIGEST_MARK
+from onnxfuse.codegen.glue.layout import DIGEST_MARK
 from onnxfuse.errors import UsageError
 from onnxfuse.files import finish
 

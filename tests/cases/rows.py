@@ -90,9 +90,9 @@ ROWS: tuple[Row, ...] = (
     Row("P98", "onnxsim/onnxsim#210", "crash", "frontend/test_read.py::test_foreign_domains_pass_through_and_keep_their_word"),
     Row("P98", "onnx/optimizer#61", "crash", "- an unknown op in the default domain is an error with the op's name: onnxruntime, which has to run the result, refuses such a model too"),
     Row("P100", "microsoft/onnxruntime#8730", "crash", "codegen/test_object.py::test_library_exports_what_it_is_told_and_needs_nothing"),
-    Row("P101", "microsoft/onnxruntime-extensions#642", "crash", "codegen/test_abi.py::test_too_old_onnxruntime_gets_a_status_with_both_versions"),
-    Row("P102", "microsoft/onnxruntime#14065", "crash", "codegen/test_abi.py::test_library_is_self_contained"),
-    Row("P103", "microsoft/onnxruntime#11167", "value", "codegen/test_abi.py::test_the_kernel_runs_and_agrees_with_the_body"),
+    Row("P101", "microsoft/onnxruntime-extensions#642", "crash", "codegen/test_glue.py::test_too_old_onnxruntime_gets_a_status_with_both_versions"),
+    Row("P102", "microsoft/onnxruntime#14065", "crash", "codegen/test_glue.py::test_library_is_self_contained"),
+    Row("P103", "microsoft/onnxruntime#11167", "value", "codegen/test_glue.py::test_the_kernel_runs_and_agrees_with_the_body"),
     Row("P104", "onnxsim/onnxsim#440", "value", "frontend/test_prepare.py::test_random_ops_are_never_folded"),
     Row("P105", "microsoft/onnxruntime#23143", "value", VALUES),
     Row("P106", "microsoft/onnxruntime#28448", "value", VALUES),
@@ -104,8 +104,8 @@ ROWS: tuple[Row, ...] = (
     Row("P115", "apache/tvm#2932", "speed", VALUES),
     Row("P116", "iree-org/iree#24725", "crash", VALUES),
     Row("P117", "microsoft/onnxruntime#15743", "speed", "cli/test_cli.py::test_bench_prints_a_ratio_for_both"),
-    Row("P118", "microsoft/onnxruntime#4421", "speed", "codegen/test_abi.py::test_every_number_of_threads"),
-    Row("P119", "wasm-micro-runtime/wasm-micro-runtime#4997", "crash", "codegen/test_abi.py::test_missing_cpu_feature_is_a_status_that_names_it"),
+    Row("P118", "microsoft/onnxruntime#4421", "speed", "codegen/test_glue.py::test_every_number_of_threads"),
+    Row("P119", "wasm-micro-runtime/wasm-micro-runtime#4997", "crash", "codegen/test_glue.py::test_missing_cpu_feature_is_a_status_that_names_it"),
     Row("P120", "openvinotoolkit/openvino#25744", "value", "- groups write what is read outside and nothing else, so there is no debug output that could change the fusion; `--keep` and `--skip-fusion-patterns` switch groups off one by one"),
 )  # fmt: skip
 

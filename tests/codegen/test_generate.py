@@ -9,8 +9,8 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from onnxfuse.codegen.abi import EXPORTS
 from onnxfuse.codegen.generate import UN_COMPILE, generate
+from onnxfuse.codegen.glue.layout import EXPORTS
 from onnxfuse.codegen.object import dynamic_symbols
 from onnxfuse.errors import CompileError
 from onnxfuse.ir.dtypes import DType

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from onnxfuse.codegen.vecmath import MATH, MAX_ULP, UNARY
+from onnxfuse.codegen.vecmath.table import MATH, MAX_ULP, UNARY
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.target import Target
 from tests.codegen.machines import MACHINES, Scrap, lower_all

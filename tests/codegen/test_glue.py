@@ -17,12 +17,13 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxfuse.codegen import abi
-from onnxfuse.codegen.abi import Part, glue_module
 from onnxfuse.codegen.build import Builder
 from onnxfuse.codegen.cpu import CPU_FEATURES
 from onnxfuse.codegen.dims import emit_dims, env_words
 from onnxfuse.codegen.generate import emit_module, generate
+from onnxfuse.codegen.glue.layout import EXPORTS
+from onnxfuse.codegen.glue.module import glue_module
+from onnxfuse.codegen.glue.tables import Part
 from onnxfuse.codegen.object import compile_module, dynamic_symbols, host_features, link, load_object
 from onnxfuse.errors import CompileError, UsageError
 from onnxfuse.ir.dtypes import DType
@@ -354,9 +355,9 @@ def test_dimension_no_input_binds_is_a_compile_error():
 def library_needing(features, folder: Path, name: str = "need") -> Path:
     module = emit_module(plan_of(add_relu()), native())
     text = glue_module([module.part], native(), "0" * 64, required=features)
-    objects = [compile_module(text, native(), exports=abi.EXPORTS).data, compile_module(module.text, native()).data]
+    objects = [compile_module(text, native(), exports=EXPORTS).data, compile_module(module.text, native()).data]
     path = folder / f"{name}.so"
-    path.write_bytes(link(objects, native(), abi.EXPORTS))
+    path.write_bytes(link(objects, native(), EXPORTS))
     return path
 
 
@@ -435,7 +436,7 @@ def test_runtime_without_any_api_stops_instead_of_going_on(simple):
 
 def test_library_is_self_contained(simple):
     defined, undefined = dynamic_symbols(simple.with_suffix(".so").read_bytes())
-    assert set(defined) == set(abi.EXPORTS)
+    assert set(defined) == set(EXPORTS)
     assert undefined == ()
 
 

@@ -1,0 +1,1 @@
+"""The library around the kernels: what onnxruntime calls, in LLVM IR (start at `module.py`)."""
