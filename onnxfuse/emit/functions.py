@@ -18,6 +18,7 @@ from onnx import defs
 from onnxfuse.errors import IRError
 from onnxfuse.frontend.protos import TensorConst
 from onnxfuse.ir.graph import AttrValue, Constant, Foreign, Graph, Node, Value, fresh_name, topological
+from onnxfuse.ir.op import Family, Op
 from onnxfuse.ir.plan import Call
 
 DOMAIN = "onnxfuse"
@@ -145,26 +146,40 @@ def function_proto(
     call: Call, members: Iterable[Node], parts: Parts, graph: Graph, imports: Mapping[str, int]
 ) -> onnx.FunctionProto:
     """The function behind a custom node: `call.outputs` from `call.inputs`."""
-    nodes = whole_nodes(members, parts, call.outputs, {*call.inputs, *graph.consts})
-    ordered, constants = _closed(call, nodes, graph)
+    inside = replace(  # the body computes on the graph's own half values
+        call,
+        inputs=tuple(call.halves.get(v, v) for v in call.inputs),
+        outputs=tuple(call.halves.get(v, v) for v in call.outputs),
+    )
+    nodes = whole_nodes(members, parts, inside.outputs, {*inside.inputs, *graph.consts})
+    ordered, constants = _closed(inside, nodes, graph)
     if ordered is None:  # putting a composite back closed a circle: use the parts
-        ordered, constants = _closed(call, tuple(dict.fromkeys(members)), graph)
+        ordered, constants = _closed(inside, tuple(dict.fromkeys(members)), graph)
     if ordered is None:
         raise IRError("IR_BODY", f"group {call.name}: its nodes have no order")
     made = {v for n in ordered for v in n.results}
-    lost = [v for v in call.outputs if v not in made]
+    lost = [v for v in inside.outputs if v not in made]
     if lost:
         raise IRError("IR_BODY", f"group {call.name}: no member makes output {lost[0].name!r}")
     function = onnx.FunctionProto(
         domain=DOMAIN, name=call.kernel.name, input=_distinct(call.inputs), output=[v.name for v in call.outputs]
     )
     function.node.extend(n for v in constants for n in constant_nodes(v, graph.consts[v], graph.opset))
+    narrowed = [cast_node(w, v) for w, v in zip(call.inputs, inside.inputs, strict=True) if w is not v]
+    widened = [cast_node(v, w) for w, v in zip(call.outputs, inside.outputs, strict=True) if w is not v]
+    ordered = (*narrowed, *ordered, *widened)
     function.node.extend(_explicit(node_proto(n, graph.opset), graph.opset) for n in ordered)
     used = {"", *(n.op.domain for n in ordered)}
     function.opset_import.extend(
         onnx.helper.make_opsetid(d, v) for d, v in sorted(imports.items()) if d in used and d != DOMAIN
     )
     return function
+
+
+def cast_node(value: Value, result: Value) -> Node:
+    """A Cast from one to the other."""
+    op = Op("Cast", 1, Family.OPAQUE)
+    return Node(op, (value,), (result,), {"to": result.tensor.dtype.onnx}, f"{result.name}.cast", ())
 
 
 def _explicit(proto: onnx.NodeProto, opset: int) -> onnx.NodeProto:

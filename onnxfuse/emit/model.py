@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 import onnx
 import onnx_ir
 
-from onnxfuse.emit.functions import DOMAIN, Parts, function_proto, node_proto, whole_nodes, without
+from onnxfuse.emit.functions import DOMAIN, Parts, cast_node, function_proto, node_proto, whole_nodes, without
 from onnxfuse.errors import IRError
 from onnxfuse.frontend.atomize import Atomized
 from onnxfuse.frontend.load import copy_fields
@@ -178,6 +178,7 @@ def _types_in(graph: onnx.GraphProto) -> set[int]:
 def _ordered(graph: Graph, calls: Mapping[int, Call], left: Sequence[Node], parts: Parts) -> tuple[Node, ...]:
     """Custom nodes and the nodes that stay, in an order onnxruntime accepts."""
     custom = [_custom(call) for call in calls.values()]
+    left = [*left, *_bridges(calls.values(), left)]
     left = [*left, *_recomputed(graph, custom, left)]
     needed = {v for n in custom for v in n.inputs if v is not None} | set(graph.outputs)
     sources = [*graph.inputs, *graph.consts]
@@ -208,6 +209,15 @@ def _once(nodes: Sequence[Node], custom: Sequence[Node], reserved: frozenset[str
 def _custom(call: Call) -> Node:
     op = Op(call.kernel.name, 1, Family.OPAQUE, domain=DOMAIN)
     return Node(op, call.inputs, call.outputs, {}, call.name, call.kernel.origin)
+
+
+def _bridges(calls: Collection[Call], left: Sequence[Node]) -> list[Node]:
+    """Casts between kernels, which exchange half values in f32, and nodes of groups that became none."""
+    wide = {w: v for call in calls for w, v in call.halves.items()}
+    made = {v for call in calls for v in call.outputs} | {v for n in left for v in n.results}
+    read = {v for call in calls for v in call.inputs} | {v for n in left for v in n.reads}
+    pairs = [pair for w, v in wide.items() for pair in ((w, v), (v, w))]
+    return [cast_node(a, b) for a, b in pairs if a in made and b in read and b not in made]
 
 
 def _recomputed(graph: Graph, custom: Sequence[Node], left: Sequence[Node]) -> list[Node]:

@@ -103,12 +103,14 @@ class Call:
     """One group's use of a kernel: the graph values behind the kernel's inputs and outputs, in order.
 
     Kernels have values, axes and symbols of their own (canonical names), so that groups of equal structure share one.
+    `halves` are the f32 values among inputs and outputs that stand for half values of the graph, with those.
     """
 
     kernel: Kernel
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     name: str  # readable unique name of the custom node
+    halves: Mapping[Value, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

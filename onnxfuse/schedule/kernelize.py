@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from onnxfuse.analysis.maps import offset
 from onnxfuse.errors import SLIPS, Refusal, Unsupported, slip
+from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import FALSE, TRUE, Apply, Expr, Lit, Load, i64, substitute, sym, var
 from onnxfuse.ir.graph import Constant, Value, fresh_name
 from onnxfuse.ir.kernel import Kernel, Local, Stage, Store
@@ -29,7 +30,7 @@ from onnxfuse.ir.plan import Call, Kernels
 from onnxfuse.ir.simplify import as_dim, dim_expr, same, simplify
 from onnxfuse.ir.text import show
 from onnxfuse.ir.types import Dim, TensorType, tensor
-from onnxfuse.schedule.halves import unrounded
+from onnxfuse.schedule.halves import unrounded, wide_edges
 from onnxfuse.schedule.localize import Localizer, broadcasts, input_checks, maybe_pairs
 from onnxfuse.schedule.program import Program, program
 
@@ -58,28 +59,46 @@ class _Kernelizer:
     def add(self, partition: Partition) -> Partition:
         """Kernels for one partition. Returns it with the groups there are now."""
         partition, tails = _absorbed(_numbered(partition, self.next_id))
+        edges = _wide_edges(partition)
         groups: list[Group] = []
         decisions: list[Decision] = []
         self.next_id = 1 + max((g.id for g in partition.groups), default=self.next_id - 1)
         for group in partition.groups:
-            parts, why = _buildable(group, self.next_id, partition.loops, tails.get(group.id))
+            parts, why = _buildable(group, self.next_id, partition.loops, edges, tails.get(group.id))
             self.next_id += len(parts)
             if why is not None:
                 decisions.append(_split_record(group, why))
             for part, made in parts:
                 groups.append(part)
-                self._call(part, made)
+                self._call(part, made, edges)
         if not decisions:
             return partition
         return replace(partition, groups=tuple(groups), decisions=partition.decisions + tuple(decisions))
 
-    def _call(self, part: Group, made: Built | Refusal) -> None:
+    def _call(self, part: Group, made: Built | Refusal, edges: Edges) -> None:
         if isinstance(made, Refusal):
             self.refused[part.id] = made
             return
-        key, kernel, inputs = made
+        key, kernel, read = made
         shared = self.kernels.setdefault(key, kernel)
-        self.calls[part.id] = Call(shared, inputs, part.writes, fresh_name(_label(part), self.names))
+        inputs, outputs = _crossing(read, edges), _crossing(part.writes, edges)
+        halves = {edges[v]: v for v in (*read, *part.writes) if v in edges}
+        self.calls[part.id] = Call(shared, inputs, outputs, fresh_name(_label(part), self.names), halves)
+
+
+def _wide_edges(partition: Partition) -> Edges:
+    """The half values that cross from kernel to kernel in f32."""
+    half = any(v.tensor.dtype.is_half for g in partition.groups for v in g.writes)
+    return wide_edges(partition, [g for g in partition.groups if _renames(g)]) if half else {}
+
+
+def _renames(group: Group) -> bool:
+    """A reshape on its own."""
+    return len(group.members) == 1 and group.members[0].reduce is None and _is_free_view(program(group), _ones(group))
+
+
+def _crossing(values: Iterable[Value], edges: Edges) -> tuple[Value, ...]:
+    return tuple(edges.get(v, v) for v in values)
 
 
 def _numbered(partition: Partition, first: int) -> Partition:
@@ -92,14 +111,15 @@ def _numbered(partition: Partition, first: int) -> Partition:
 
 Built = tuple[str, Kernel, tuple[Value, ...]]
 Consts = Mapping[Value, Constant]
+Edges = Mapping[Value, Value]  # half values that cross from kernel to kernel in f32, and what stands for them
 
 
 def _buildable(
-    group: Group, next_id: int, loops: LoopGraph, tail: Compute | None
+    group: Group, next_id: int, loops: LoopGraph, edges: Edges, tail: Compute | None
 ) -> tuple[list[tuple[Group, Built | Refusal]], Unsupported | None]:
     """The group with its kernel, or its members one by one."""
     try:
-        return [(group, _build(group, loops, tail))], None
+        return [(group, _build(group, loops, edges, tail))], None
     except Unsupported as error:
         if len(group.members) == 1 or error.code not in ("NF_ONE_KERNEL", "UN_INTERNAL"):
             return [(group, error.refusal())], None
@@ -109,7 +129,7 @@ def _buildable(
         anchor = c if c is group.anchor else None
         single = make_group(next_id + k, (c,), group.kind, anchor, {c.out})
         try:
-            parts.append((single, _build(single, loops)))
+            parts.append((single, _build(single, loops, edges)))
         except Unsupported as error:
             parts.append((single, error.refusal()))
     return parts, why
@@ -121,24 +141,30 @@ def _split_record(group: Group, why: Unsupported) -> Decision:
     return Decision("K", first, last, Relation.VERTICAL, Verdict.REFUSED, why.code, facts)
 
 
-def _build(group: Group, loops: LoopGraph, tail: Compute | None = None) -> Built:
+def _build(group: Group, loops: LoopGraph, edges: Edges, tail: Compute | None = None) -> Built:
     """The group's kernel. Raises Unsupported."""
     try:
-        return _kernel(group, loops, tail)
+        return _kernel(group, loops, edges, tail)
     except SLIPS as error:
         raise slip(error) from error
 
 
-def _kernel(group: Group, loops: LoopGraph, tail: Compute | None) -> Built:
-    made = program(unrounded(group if tail is None else _without(group, tail)))
-    if _is_free_view(made, _ones(group)):
+def _kernel(group: Group, loops: LoopGraph, edges: Edges, tail: Compute | None) -> Built:
+    if tail is not None and tail.out in edges:  # what the view renames is stored in f32, too
+        source = tail.reads[0]
+        edges = {**edges, source: Value(source.name, tensor(DType.F32, source.tensor.shape))}
+    stored = group if tail is None else _without(group, tail)
+    wide = unrounded(stored, edges)
+    made = program(wide)
+    # A Cast between half and f32 may be a copy by now; the runtime would round after all.
+    if _is_free_view(made, _ones(group)) and (wide is stored or _is_free_view(program(stored), _ones(group))):
         raise Unsupported("NF_FREE_VIEW", "only renames memory; the runtime does that without a copy")
     try:
-        return _Canon(group, made, loops, tail).build()
+        return _Canon(group, made, loops, edges, tail).build()
     except Unsupported as error:
         if error.code != "UN_UNBOUND_DIM":
             raise
-    return _Canon(group, made, loops, tail).build(with_data=True)
+    return _Canon(group, made, loops, edges, tail).build(with_data=True)
 
 
 def _ones(group: Group) -> dict[Expr, Expr]:
@@ -214,13 +240,15 @@ def _stored(group: Group, tail: Compute | None) -> tuple[Value, ...]:
 class _Canon:
     """One kernel in canonical names."""
 
-    def __init__(self, group: Group, made: Program, loops: LoopGraph, tail: Compute | None) -> None:
+    def __init__(self, group: Group, made: Program, loops: LoopGraph, edges: Edges, tail: Compute | None) -> None:
         self.group = group
-        self.stored = _stored(group, tail)
+        self.stored = _crossing(_stored(group, tail), edges)
+        self.writes = _crossing(group.writes, edges)
         self.made = made
         self.consts = loops.consts
         self.facts = loops.facts
-        self.inputs = _call_inputs(group, made, loops.consts)
+        self.read = _call_inputs(group, made, loops.consts)
+        self.inputs = _crossing(self.read, edges)
         # Untyped stand-ins first: dimensions can only be written once they are bound.
         self.mine = {v: Value(f"x{k}", v.type) for k, v in enumerate(self.inputs)}
         self.loc = Localizer({}, {})
@@ -256,16 +284,16 @@ class _Canon:
             needs=tuple(self._needs()),
             renamed=self._renamed(),
         )
-        key = show(kernel) + _wiring(self.group, self.inputs, self.consts)
+        key = show(kernel) + _wiring(self.group, self.read, self.consts)
         digest = hashlib.sha256(key.encode()).hexdigest()[:NAME_DIGITS]
         origin = tuple(dict.fromkeys(o for c in self.group.members for o in c.origin))
-        return key, replace(kernel, name=f"{_label(self.group)}_{digest}", origin=origin), self.inputs
+        return key, replace(kernel, name=f"{_label(self.group)}_{digest}", origin=origin), self.read
 
     def _renamed(self) -> tuple[TensorType | None, ...]:
         """Shapes under which the runtime sees outputs that end in a view."""
-        if self.stored == self.group.writes:
+        if self.stored == self.writes:
             return ()
-        pairs = zip(self.group.writes, self.stored, strict=True)
+        pairs = zip(self.writes, self.stored, strict=True)
         seen = [None if w is v else w.tensor for w, v in pairs]
         return tuple(None if t is None else tensor(t.dtype, [self.loc.dim(d) for d in t.shape]) for t in seen)
 

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.frontend.read import read
 from tests.emit.pieces import assert_same, emptied, fused, planned, run
 from tests.frontend.onnx_text import initializer, model
@@ -192,6 +193,17 @@ def test_refused_groups_are_written_as_they_were():
     out = fused(made, refuse=1).model
     assert ops(out) == ["Exp", "Neg", "Softmax"]
     assert_same(made, out, X)
+
+
+@pytest.mark.parametrize(("refused", "casts"), enumerate((0, 1, 2, 2)))
+def test_groups_exchange_half_values_in_f32_whichever_of_them_are_refused(refused, casts):
+    m = model("a = Mul(x, x) b = Neg(a) c = Sqrt(a) y = Sub(b, c)", "(float16[4,6] x) => (float16[4,6] y)")
+    x = np.random.default_rng(1).uniform(0.1, 3, (4, 6)).astype(np.float16)
+    out = fused(m, FusionConfig(mode=FusionMode.NONE), refuse=refused).proto()
+    between = {v.name: v.type.tensor_type.elem_type for v in out.graph.value_info}
+    assert set(between.values()) <= {TensorProto.FLOAT}
+    assert ops(out).count("Cast") == casts
+    assert_same(m, out, {"x": x})
 
 
 def test_value_info_tells_what_is_known_and_nothing_else():
