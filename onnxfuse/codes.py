@@ -410,9 +410,9 @@ def advice(code: str) -> str:
     known = BY_CODE.get(code)
     if known is None or code.startswith("FUSED"):
         return ""
-    skip = f"--skip-fusion-patterns {code}" if known.optional else ""
+    skip = f"leave the rule out: --skip-fusion-patterns {code}" if known.optional else ""
     ways = [w for w in (_KNOBS.get(code, ""), skip) if w]
-    return " or ".join(ways)
+    return ", or ".join(ways)
 
 
 def meaning(code: str) -> str:

@@ -17,7 +17,7 @@ from onnxfuse.frontend.rewrite import Note
 from onnxfuse.fuse import Judge
 from onnxfuse.ir.graph import Graph, Node
 from onnxfuse.ir.loops import Opaque, results
-from onnxfuse.ir.partition import Decision, Partition, Verdict
+from onnxfuse.ir.partition import Decision, Partition, Relation, Verdict
 from onnxfuse.ir.plan import Plans
 
 EXAMPLES = 3  # of a code in the summary
@@ -246,7 +246,9 @@ class Answers:
         found = (*(d for d in self.decisions if self._concerns(d, names)), *self._judge(sorted(set(around))))
         fates = dict.fromkeys(s.fate for s in picked)
         verdict = f"{name} {'; '.join(fates)}" if len(fates) <= EXAMPLES else f"{name}: {len(picked)} values"
-        return self._explanation(name, verdict, picked, found, self._notes({name, *_origins(picked)}))
+        said = self._explanation(name, verdict, picked, found, self._notes({name, *_origins(picked)}))
+        one = len({s.origin for s in picked}) == 1  # of an operator no refusal is the first
+        return said if one else replace(said, blocking=None)
 
     def edge(self, a: str, b: str) -> Explanation:
         """Every decision about two nodes. Raises UsageError for an unknown name."""
@@ -275,12 +277,12 @@ class Answers:
             stays = next((s for s in side if s.group is None), None)
             if stays is not None:
                 return f"{name} {stays.fate}"
+        groups = " and ".join(dict.fromkeys(s.group for s in (left[-1], right[0]) if s.group is not None))
         made, read = {s.name for s in left}, {v for s in right for v in s.reads}
         if not made & read and not {s.name for s in right} & {v for s in left for v in s.reads}:
             common = {v for s in left for v in s.reads} & read
             how = f"both read {min(common)}" if common else "they share no value"
-            return f"neither {a} nor {b} reads the other; {how}"
-        groups = " and ".join(dict.fromkeys(s.group for s in (left[-1], right[0]) if s.group is not None))
+            return f"neither {a} nor {b} reads the other, {how}; they run in separate kernels: {groups}"
         return f"{a} and {b} run in separate kernels: {groups}"
 
     def _explanation(
@@ -294,7 +296,7 @@ class Answers:
         found = tuple(dict.fromkeys(found))
         together = tuple(self._together(d.a, d.b) for d in found)
         apart = [d for d, one in zip(found, together, strict=True) if d.verdict is Verdict.REFUSED and not one]
-        last = max(apart, key=lambda d: d.stage != "A", default=None)
+        last = max(apart, key=_weight, default=None)
         return Explanation(asked, verdict, picked, found, last, notes, together)
 
     def _judge(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Decision]:
@@ -389,6 +391,11 @@ def answers(
 def _known_names(graph: Graph) -> set[str]:
     nodes: Iterable[Node] = graph.nodes
     return {v.name for v in graph.values()} | {x for n in nodes for x in (n.name, n.op.name)}
+
+
+def _weight(d: Decision) -> bool:
+    """A stage after A has the last word, but on what an anchor takes behind it: that is stage A's to decide."""
+    return d.stage != "A" and (d.code != "NF_KIND" or d.relation is Relation.HORIZONTAL)
 
 
 def _meet(left: Iterable[Subject], right: Iterable[Subject]) -> list[str]:

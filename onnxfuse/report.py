@@ -150,6 +150,7 @@ def groups(facts: Inspection) -> RenderableType:
 
 # ---- explain
 
+SHOWN = 3  # examples of a code
 NO_KERNEL = "nothing, no kernel runs the two together"
 
 
@@ -188,18 +189,22 @@ def reasons(found: Summary) -> RenderableType:
 
 
 def _crossings(crossings: Sequence[Crossing]) -> RenderableType:
-    """One row per code and numbers in words, most bytes first."""
-    by: dict[tuple[str, str, str], list[Crossing]] = {}
+    """Per code: how many values and bytes, why, what to do, and a few of them; most bytes first."""
+    by: dict[str, list[Crossing]] = {}
     for c in crossings:
-        d = c.decision
-        by.setdefault((d.stage, d.code, sentence(d.code, d.numbers)), []).append(c)
-    columns = ("stage", "code", "numbers", "values", "MiB", "meaning", "what to do", "for example")
-    rows = []
-    for (stage, code, numbers), found in sorted(by.items(), key=lambda kv: -sum(c.nbytes for c in kv[1])):
-        size = f"{sum(c.nbytes for c in found) / 2**20:.2f}"
-        example = f"{found[0].value}: {found[0].before} -> {found[0].after}"
-        rows.append((stage, code, numbers, str(len(found)), size, meaning(code), advice(code), example))
-    return listing(columns, rows, ("stage", "code", "values", "MiB"))
+        by.setdefault(c.decision.code, []).append(c)
+    lines = []
+    for code, found in sorted(by.items(), key=lambda kv: -sum(c.nbytes for c in kv[1])):
+        size = sum(c.nbytes for c in found) / 2**20
+        numbers = Counter(sentence(code, c.decision.numbers) for c in found)
+        lines.append(Text(f"{len(found):4} values {size:9.2f} MiB  {code}: {meaning(code)}", style="bold"))
+        lines += [Text(f"       {n} x {text}") for text, n in numbers.most_common(SHOWN) if text]
+        if len(numbers) > SHOWN:
+            lines.append(Text(f"       and {len(numbers) - SHOWN} more (--json)"))
+        if advice(code):
+            lines.append(Text(f"       what to do: {advice(code)}"))
+        lines += [Text(f"       {c.value}: {c.before} -> {c.after}", style="dim") for c in found[:SHOWN]]
+    return Group(*lines)
 
 
 def _codes(found: Summary) -> RenderableType:

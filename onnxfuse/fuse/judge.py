@@ -49,6 +49,7 @@ class Judge:
         self.first: tuple[Decision, ...] = ()  # of stage A
         if config.mode is not FusionMode.NONE:
             self.first = records(known, growth, tree, owner, config)
+        self.said_in_a = {d.a: d for d in self.first}
         order = quotient_order(known.succ, owner)
         self.merger = Merger(known, owner, order, config, made.loops.consts.keys(), growth.root)
         self.item = {known.name(i): i for i in range(len(known.items))}
@@ -94,7 +95,10 @@ class Judge:
                 if known.node[r] is not None and m.home[r] != m.home[p]:
                     first.setdefault(m.home[r], r)
             for r in first.values():
-                yield Border(v, known.name(r), m.nbytes(v), self._vertical(p, r))
+                said = self._vertical(p, r)
+                if said.code == "NF_KIND":  # an anchor's epilogue is stage A's to take
+                    said = self._refusal_in_a(p) or said
+                yield Border(v, known.name(r), m.nbytes(v), said)
 
     def _vertical(self, x: int, y: int) -> Decision:
         m = self.merger
@@ -110,9 +114,11 @@ class Judge:
 
     def _stage_a(self, x: int, y: int) -> Decision:
         """Stage A looks at a value and its post-dominator: what it said of the producer holds for all its readers."""
-        name = self.known.name(x)
-        said = next((d for d in self.first if d.a == name and d.verdict is Verdict.REFUSED), None)
-        return said or self._decision("A", x, y, Relation.VERTICAL, self._mode())
+        return self._refusal_in_a(x) or self._decision("A", x, y, Relation.VERTICAL, self._mode())
+
+    def _refusal_in_a(self, x: int) -> Decision | None:
+        said = self.said_in_a.get(self.known.name(x))
+        return said if said is not None and said.verdict is Verdict.REFUSED else None
 
     def _beside(self, x: int, y: int) -> Decision:
         m = self.merger

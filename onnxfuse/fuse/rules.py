@@ -198,21 +198,22 @@ def reduce_cap(p: Pair) -> No | None:
     return None
 
 
-def anchors(p: Pair) -> No | None:
-    """An anchor takes its epilogue in stage A; before it only views of a contraction's operand, or cheap steps."""
-    if p.a.anchors and p.b.anchors:
-        return No("NF_TWO_ANCHORS")
-    if p.b.anchors:
-        why = no_prologue(p)
-        return None if why is None else No("NF_PROLOGUE", (("why", why),))
-    return No("NF_KIND", (("producer", "anchor"),)) if p.a.anchors else None
+def kinds(p: Pair) -> No | None:
+    """An anchor takes its epilogue in stage A, and nothing that reduces comes before it."""
+    if p.a.anchors:
+        return No("NF_TWO_ANCHORS") if p.b.anchors else No("NF_KIND", (("producer", "anchor"),))
+    return No("NF_PROLOGUE", (("why", "not a view"),)) if p.b.anchors and p.a.reduces else None
+
+
+def prologue(p: Pair) -> No | None:
+    """Before an anchor only views of a contraction's operand, or cheap steps on it."""
+    why = no_prologue(p) if p.b.anchors else None
+    return None if why is None else No("NF_PROLOGUE", (("why", why),))
 
 
 def no_prologue(p: Pair) -> str | None:
     """Why packing an operand of `b` cannot do `a` on the way: a transpose, a slice, a few pointwise steps."""
     members = p.computes(p.a.items)
-    if any(c.reduce is not None for c in members):
-        return "not a view"
     if any(p.leaves(v, p.a, p.b) for v in p.a.makes):
         return "used elsewhere"
     if p.b.reduces != 1:
@@ -379,10 +380,11 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule(opaque, ("NF_OPAQUE",), needed=True),
     Rule(pinned, ("NF_PINNED",), needed=True),
+    Rule(kinds, ("NF_TWO_ANCHORS", "NF_KIND", "NF_PROLOGUE"), needed=True),
     Rule(shared_data, ("NF_NO_SHARED_DATA",)),
     Rule(node_cap, ("NF_NODE_CAP",)),
     Rule(reduce_cap, ("NF_TOO_MANY_REDUCES",)),
-    Rule(anchors, ("NF_TWO_ANCHORS", "NF_PROLOGUE", "NF_KIND"), needed=True),
+    Rule(prologue, ("NF_PROLOGUE",), needed=True),
     Rule(io_cap, ("NF_IO_CAP",)),
     Rule(
         row_program,
