@@ -17,7 +17,8 @@ from onnxfuse.frontend.shapes import Typed
 from onnxfuse.ir.graph import ArrayConst, Constant, Graph, Node, Value
 from onnxfuse.ir.op import Family
 from onnxfuse.ops.dsl import Known
-from onnxfuse.ops.table import expand, known_constant, known_elements
+from onnxfuse.ops.expansion import expand
+from onnxfuse.ops.known import known_constant, known_elements
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from onnxfuse.ir.graph import Node, Value
 from onnxfuse.ir.loops import Item, LoopGraph, Opaque
 from onnxfuse.ir.op import Family
 from onnxfuse.ops.dsl import Known
-from onnxfuse.ops.table import lower_node
+from onnxfuse.ops.lowering import lower_node
 
 
 def lower(atomized: Atomized) -> LoopGraph:

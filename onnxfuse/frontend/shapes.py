@@ -17,7 +17,8 @@ from onnxfuse.ir.graph import Graph, Node, Value
 from onnxfuse.ir.op import Family
 from onnxfuse.ir.types import Dim, TensorType, tensor
 from onnxfuse.ops.dsl import Known
-from onnxfuse.ops.table import KNOWN_LIMIT, infer, known_constant, known_elements
+from onnxfuse.ops.expansion import infer
+from onnxfuse.ops.known import KNOWN_LIMIT, known_constant, known_elements
 
 Hints = Mapping[str, TensorType | None]
 

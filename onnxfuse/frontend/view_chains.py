@@ -18,7 +18,7 @@ from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.op import Family
 from onnxfuse.ir.simplify import same, simplify
 from onnxfuse.ops.dsl import Known
-from onnxfuse.ops.table import lower_node
+from onnxfuse.ops.lowering import lower_node
 
 LONGEST = 8  # views on a way back that are looked at
 

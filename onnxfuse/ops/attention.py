@@ -16,10 +16,12 @@ from onnxfuse.ir.simplify import same
 from onnxfuse.ir.types import Dim
 from onnxfuse.ops.composite import Softmax, back, wide
 from onnxfuse.ops.contract import MatMul
+from onnxfuse.ops.expansion import GraphTensor
 from onnxfuse.ops.gather import Gather
+from onnxfuse.ops.known import KNOWN_LIMIT
 from onnxfuse.ops.pointwise import And, Cast, Equal, GreaterOrEqual, LessOrEqual, Tanh, Where
 from onnxfuse.ops.reduce import ReduceMax
-from onnxfuse.ops.table import KNOWN_LIMIT, GraphTensor, composite
+from onnxfuse.ops.table import composite
 from onnxfuse.ops.view import Concat, Expand, Identity, Range, Reshape, Shape, Slice, Squeeze, Transpose, Unsqueeze
 
 _MINUS = -math.inf

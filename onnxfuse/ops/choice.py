@@ -11,9 +11,10 @@ from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ops.composite import log_softmax, wide
 from onnxfuse.ops.dsl import axis_of
+from onnxfuse.ops.expansion import GraphTensor
 from onnxfuse.ops.pointwise import Cast, Equal, IsNaN, Neg, Where
 from onnxfuse.ops.reduce import ReduceMax, ReduceMean, ReduceMin, ReduceSum
-from onnxfuse.ops.table import GraphTensor, composite
+from onnxfuse.ops.table import composite
 from onnxfuse.ops.view import Range, Shape, Slice, Squeeze, Unsqueeze
 
 

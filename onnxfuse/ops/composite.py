@@ -13,9 +13,10 @@ from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.simplify import same
 from onnxfuse.ops.contract import MatMul
 from onnxfuse.ops.dsl import axis_of
+from onnxfuse.ops.expansion import GraphTensor
 from onnxfuse.ops.pointwise import Abs, Cast, Clip_6, Equal, Exp, Log, Max, Min, Sqrt, Where
 from onnxfuse.ops.reduce import ReduceL1, ReduceL2, ReduceMax, ReduceMean, ReduceSum
-from onnxfuse.ops.table import GraphTensor, composite
+from onnxfuse.ops.table import composite
 from onnxfuse.ops.view import Reshape, Shape, Squeeze, Transpose, Unsqueeze
 
 

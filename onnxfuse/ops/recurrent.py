@@ -16,8 +16,9 @@ from onnxfuse.ir.types import TensorType, tensor
 from onnxfuse.ops.composite import back, wide
 from onnxfuse.ops.contract import Conv, MatMul
 from onnxfuse.ops.dsl import Tensor
+from onnxfuse.ops.expansion import GraphTensor
 from onnxfuse.ops.pointwise import Exp, Sigmoid, Tanh
-from onnxfuse.ops.table import GraphTensor, composite, shaped
+from onnxfuse.ops.table import composite, shaped
 from onnxfuse.ops.view import Concat, Pad, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 
 MOST_STEPS = 1  # of a recurrent net; onnxruntime's kernels are faster at more

@@ -15,9 +15,11 @@ from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.types import Dim, TensorType
 from onnxfuse.ops.dsl import Tensor, axis_of
+from onnxfuse.ops.expansion import GraphTensor
 from onnxfuse.ops.gather import Gather
+from onnxfuse.ops.known import KNOWN_LIMIT
 from onnxfuse.ops.pointwise import Add, Max, Min, Mul, Where
-from onnxfuse.ops.table import KNOWN_LIMIT, GraphTensor, composite
+from onnxfuse.ops.table import composite
 from onnxfuse.ops.view import Identity, Reshape
 
 MOST_ROUNDS = 4  # updates that one place may meet

@@ -249,7 +249,7 @@ def test_tolerances_are_stated_where_results_are_not_exact():
 
 def test_an_attribute_the_entry_does_not_know_is_refused():
     from onnxfuse.ir.graph import Node, Value
-    from onnxfuse.ops.table import arguments
+    from onnxfuse.ops.lowering import arguments
 
     node = Node(lookup("", "Relu", 17), (Value("x", None),), (Value("y", None),), {"alpha": 1.0}, "n", ())
     with pytest.raises(Unsupported, match="alpha"):

@@ -14,8 +14,6 @@ UNARY = (
     "exp", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
     "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
 )  # fmt: skip
-
-
 # Largest error in ULP of the result: (f32, f64). With FMA; targets without it may add half an ULP.
 MAX_ULP: dict[str, tuple[float, float]] = {
     "exp": (1.5, 2.0), "log": (1.5, 2.0), "log1p": (2.0, 3.0), "sin": (1.0, 2.0), "cos": (1.0, 2.0), "tan": (1.0, 4.0),

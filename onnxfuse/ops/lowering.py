@@ -1,0 +1,254 @@
+"""A node as loops: its attributes and inputs as its entry wants them, the body of the entry as Computes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from onnxfuse.errors import Unsupported
+from onnxfuse.ir.dtypes import DType
+from onnxfuse.ir.expr import Expr, Lit, acc, cast, i64, lit, var
+from onnxfuse.ir.graph import Foreign, Node, Value
+from onnxfuse.ir.loops import Axis, Compute, Reduce
+from onnxfuse.ir.op import Family, Op
+from onnxfuse.ir.prims import PRIMS
+from onnxfuse.ir.simplify import dim_expr, simplify
+from onnxfuse.ops.dsl import Known, Loops, Tensor, axis_of, broadcast_load, broadcast_shape, compute, maximum, product
+from onnxfuse.ops.table import REDUCE_RULES, parameters
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """A node's attributes as keyword arguments. Raises Unsupported for one the entry does not know."""
+    _, attrs = parameters(node.op)
+    names = {p.name.rstrip("_"): p.name for p in attrs if p.name != "outputs"}
+    out: dict[str, Any] = {}
+    for key, value in node.attrs.items():
+        if key not in names:
+            raise Unsupported("UN_ATTR", f"{node.op} attribute {key}={_brief(value)} is not implemented")
+        if isinstance(value, Foreign):
+            raise Unsupported("UN_ATTR", f"{node.op} attribute {key} is not a plain value")
+        out[names[key]] = value
+    for p in attrs:  # ONNX attributes are f32; so must be the defaults, or f64 kernels would see another number
+        if isinstance(p.default, float):
+            out.setdefault(p.name, float(np.float32(p.default)))
+    required = [p for p in attrs if p.default is inspect.Parameter.empty and p.name != "outputs"]
+    missing = [p.name for p in required if p.name not in out]
+    if missing:
+        raise Unsupported("UN_ATTR", f"{node.op} lacks the required attribute {missing[0]}")
+    return out
+
+
+def _brief(value: object) -> str:
+    return "..." if isinstance(value, Foreign | np.ndarray) else str(value)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_MISFITS = (
+    IndexError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ZeroDivisionError,
+    OverflowError,
+    AssertionError,
+)
+
+
+def answering(ask: Callable[P, R]) -> Callable[P, R]:
+    """A body meets attributes and shapes that nobody checked (perm=[0, 5], kernel_shape of another rank).
+
+    Whatever it stumbles over is a reason to leave the node to onnxruntime, which refuses it or knows better. The
+    samples of tests/ops fail when an entry declines what it should cover, so this hides no mistake of ours.
+    """
+
+    @wraps(ask)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return ask(*args, **kwargs)
+        except _MISFITS as error:
+            node = args[0]
+            assert isinstance(node, Node)
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise Unsupported("UN_MISFIT", f"{node.op} node {node.name!r} does not fit its entry", what) from error
+
+    return run
+
+
+Facts = Mapping[Value, Known]  # known elements of integer values (shape arithmetic) and small constants
+
+
+def reference(value: Value | None, facts: Facts) -> Tensor | None:
+    """The Tensor a body sees for an input. Raises Unsupported for values that are no computable tensor."""
+    if value is None:
+        return None
+    if value.type is None:
+        raise Unsupported("UN_TYPE", f"{value} has no known element type or rank")
+    if not value.type.dtype.computable:
+        raise Unsupported("UN_DTYPE", f"element type {value.type.dtype} of {value} only passes through")
+    known = facts.get(value)
+    immediate = known.flat[0] if known is not None and known.size == 1 else None
+    return Tensor(value, value.type, known, immediate if isinstance(immediate, Lit) else None)
+
+
+def definitions(node: Node, facts: Facts) -> list[Loops]:
+    """The loops of every output of an atomic node. Raises Unsupported with a code when the entry does not cover it."""
+    op = node.op
+    if op.family in (Family.OPAQUE, Family.CONSTANT) or op.fn is None:
+        raise Unsupported("UN_OPAQUE", f"{op} is never fused", op.reason)
+    refs = [reference(v, facts) for v in node.inputs]
+    if op.dtypes and refs and refs[0] is not None and refs[0].dtype not in op.dtypes:
+        raise Unsupported("UN_DTYPE", f"{op} on {refs[0].dtype} is not implemented")
+    if op.family is Family.POINTWISE:
+        return [_pointwise(op, refs, _fitting(node, refs))]
+    if op.family is Family.REDUCE:
+        return [_reduce(op, refs, _fitting(node, refs))]
+    if op.family is Family.ALIAS:
+        _fitting(node, refs)
+        x = refs[0]
+        assert x is not None
+        return [Loops(x.shape, lambda *i: x[i], x.dtype)]
+    made = call(node, op.fn, refs)
+    return list(made) if isinstance(made, list | tuple) else [made]
+
+
+def call(node: Node, fn: Callable[..., Any], operands: Sequence[object]) -> Any:
+    """Call a function of the entry's signature with a node's attributes. Raises Unsupported when they do not fit."""
+    attrs = _fitting(node, operands)
+    wants = any(p.name == "outputs" for p in parameters(node.op)[1])
+    return fn(*operands, **attrs, **({"outputs": len(node.outputs)} if wants else {}))
+
+
+def _fitting(node: Node, operands: Sequence[object]) -> dict[str, Any]:
+    """The attributes, once it is certain that the operands are those of the entry."""
+    attrs = arguments(node)
+    _check_arity(node.op, operands)
+    return attrs
+
+
+def _check_arity(op: Op, refs: Sequence[object]) -> None:
+    inputs, _ = parameters(op)
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in inputs):
+        return
+    if len(refs) > len(inputs):
+        raise Unsupported("UN_ARITY", f"{op} has {len(refs)} inputs, the entry knows {len(inputs)}")
+    for k, p in enumerate(inputs):
+        if p.default is inspect.Parameter.empty and (k >= len(refs) or refs[k] is None):
+            raise Unsupported("UN_ARITY", f"{op} lacks its input {p.name}")
+
+
+def _pointwise(op: Op, refs: Sequence[Tensor | None], attrs: Mapping[str, Any]) -> Loops:
+    assert op.fn is not None
+    present = [r for r in refs if r is not None]
+    shape = broadcast_shape(*(r.shape for r in present))
+
+    def scalars(index: Sequence[Expr]) -> list[Expr | None]:
+        return [None if r is None else compute(broadcast_load(r, index, shape)) for r in refs]
+
+    def body(*index: Expr) -> Expr:
+        return op.fn(*scalars(index), **attrs)  # type: ignore[misc,no-any-return]
+
+    first = present[0]
+    probe = body(*(i64(0) for _ in shape))
+    match op.dtype:
+        case "same":
+            dtype = first.dtype
+        case "result":  # the body says it (Cast)
+            dtype = probe.dtype
+        case "second":  # Where: type of the second input
+            dtype = present[1].dtype
+        case _:
+            dtype = DType(op.dtype)
+    return Loops(shape, body, dtype)
+
+
+def reduce_axes(
+    rank: int, axes: Tensor | Sequence[int] | int | None, noop_with_empty_axes: int = 0
+) -> list[int] | None:
+    """Reduced axes, sorted; None = nothing is reduced (noop). Absent or empty axes reduce everything."""
+    if isinstance(axes, Tensor):
+        axes = axes.ints()
+    if axes is None or (not isinstance(axes, int) and len(axes) == 0):
+        return None if noop_with_empty_axes else list(range(rank))
+    listed = [axes] if isinstance(axes, int) else list(axes)
+    return sorted({axis_of(a, rank) for a in listed})
+
+
+def _reduce(op: Op, refs: Sequence[Tensor | None], attrs: Mapping[str, Any]) -> Loops:
+    assert op.fn is not None
+    rule = REDUCE_RULES[op]
+    x = refs[0]
+    assert x is not None
+    axes_arg = refs[1] if len(refs) > 1 else attrs.get("axes")
+    axes = reduce_axes(x.rank, axes_arg, attrs.get("noop_with_empty_axes", 0))
+    keepdims = bool(attrs.get("keepdims", 1))
+    extra = {k: v for k, v in attrs.items() if k not in ("axes", "keepdims", "noop_with_empty_axes")}
+    work = x.dtype.compute
+    map_one: Callable[[Expr], Expr] = lambda e: op.fn(e, **extra)  # type: ignore[misc]  # noqa: E731
+    if axes is None or not axes:
+        count = i64(1)
+
+        def one(*i: Expr) -> Expr:
+            v = map_one(compute(x[i]))
+            return rule.finish(v, cast(count, work)) if rule.finish is not None else v
+
+        return Loops(x.shape, one, x.dtype)
+    kept = [k for k in range(x.rank) if k not in axes]
+    shape = [1 if k in axes else d for k, d in enumerate(x.shape)] if keepdims else [x.shape[k] for k in kept]
+    position = {k: (k if keepdims else n) for n, k in enumerate(kept)}
+    extents = [x.shape[k] for k in axes]
+
+    def body(*index: Expr) -> Expr:
+        outer, inner = index[: len(shape)], index[len(shape) :]
+        full = [inner[axes.index(k)] if k in axes else outer[position[k]] for k in range(x.rank)]
+        return map_one(compute(x[tuple(full)]))
+
+    finish = None
+    if rule.finish is not None:
+        total = product(extents)
+        counted = cast(simplify(maximum(dim_expr(total), 1)), work)  # the mean of nothing is 0
+        final = rule.finish
+
+        def finish(a: Expr, *_index: Expr) -> Expr:
+            return final(a, counted)
+
+    return Loops(shape, body, x.dtype, extents, rule.combine, rule.init(x.dtype), finish, work)
+
+
+@answering
+def lower_node(node: Node, facts: Facts) -> list[Compute]:
+    """One Compute per present output of an atomic node (see ir/loops.py for what a Compute means)."""
+    found = definitions(node, facts)
+    declined = next((d.refusal for d in found if d.refusal is not None), None)
+    if declined is not None:
+        raise Unsupported(declined.code, f"{node.op} node {node.name!r}", declined.why)
+    return [_compute(node, out, loops) for out, loops in zip(node.outputs, found, strict=False) if out is not None]
+
+
+_AXES = "ijklmnopq"
+_REDUCED = "rstuvw"
+
+
+def _compute(node: Node, out: Value, loops: Loops) -> Compute:
+    names = list(loops.names) or [
+        *(_AXES[k] if k < len(_AXES) else f"i{k}" for k in range(len(loops.shape))),
+        *(_REDUCED[k] if k < len(_REDUCED) else f"r{k}" for k in range(len(loops.reduce))),
+    ]
+    axes = tuple(Axis(names[k], d) for k, d in enumerate(loops.shape))
+    index = [i64(0) if isinstance(a.extent, int) and a.extent == 1 else var(a) for a in axes]
+    if not loops.reduce:
+        return Compute(out, axes, cast(simplify(loops.body(*index)), loops.dtype), node, needs=tuple(loops.needs))
+    inner = tuple(Axis(names[len(axes) + k], d) for k, d in enumerate(loops.reduce))
+    point = [i64(0) if isinstance(a.extent, int) and a.extent == 1 else var(a) for a in inner]
+    kind = loops.acc or loops.dtype.compute
+    body = cast(simplify(loops.body(*index, *point)), kind)
+    raw = acc(kind)
+    final = raw if loops.finish is None else simplify(loops.finish(raw, *index))
+    final = cast(final, loops.dtype)
+    rule = Reduce(inner, PRIMS[loops.combine], lit(loops.init, kind), kind, None if final is raw else final)
+    return Compute(out, axes, body, node, rule, tuple(loops.needs))
