@@ -1,7 +1,7 @@
 """Builder: one llvmlite module for one kernel, with structured control flow and vector memory access.
 
 Values are plain `llvmlite.ir` values; scalars and `<lanes x T>` vectors go through the same methods. Nothing here
-knows about expressions or tensors: that is `scalar_expr.py`.
+knows about expressions or tensors: that is `scalar_expr`.
 
 Register types: f32/f64 are float/double, integers of every sign are iN, bool is i1, f16 and bf16 are i16 bit patterns
 (they are memory types: `prims.py` converts). In memory a bool is an i8.

@@ -1,4 +1,4 @@
-"""Text of every level: the grammar and the printer (the reader is `ir/parse.py`).
+"""Text of every level: the grammar and the printer (the reader is `ir/parse`).
 
 Printing is deterministic and `same(parse(str(x)), x)` holds.
 
