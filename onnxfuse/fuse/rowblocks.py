@@ -81,14 +81,14 @@ def why_not(m: Merger, a: Cluster, b: Cluster) -> No | None:
         triples = [[before, a, b] for before in _before(m, a) if before is not b]
     if tail is not None or FUSED_ATTENTION in m.config.skip:
         return tail
-    found = [_judge(m, parts) for parts in triples]
+    found = [_no_attention(m, parts) for parts in triples]
     return found[-1] if found else None
 
 
 def _attention(m: Merger, before: Cluster, rows: Cluster, after: Cluster) -> bool:
     """Join the three groups and what belongs to them, if they are a row block."""
     parts = [before, rows, after]
-    if _judge(m, parts) is not None:
+    if _no_attention(m, parts) is not None:
         return False
     links = _links(m, (before, rows), (rows, after))
     _join(m, _with_neighbours(m, parts))
@@ -129,6 +129,21 @@ def _long_row(m: Merger, product: Compute) -> No | None:
     for name, n, least, most in (("columns", columns, c.tail_least, c.tail_columns), ("depth", depth, 0, c.tail_depth)):
         if not isinstance(n, int) or not least <= n <= most:
             return No(NF_ROW_TAIL, (("what", name), ("size", str(n)), ("least", least), ("most", most)))
+    return None
+
+
+def _no_attention(m: Merger, parts: list[Cluster]) -> No | None:
+    """Why the products and the row program between them are not one kernel."""
+    heavy = (_many_weights(m, _the_product(m, c)) for c in parts if _product(c) and _constant(m, c))
+    return next((no for no in heavy if no is not None), None) or _judge(m, parts)
+
+
+def _many_weights(m: Merger, product: Compute) -> No | None:
+    """Every block of rows reads all the weights: of a vocabulary, say, from memory, and every core for itself."""
+    most = m.config.tail_columns * m.config.tail_depth
+    for v in product.reads:
+        if v in m.consts and isinstance(v.tensor.size, int) and v.tensor.size > most:
+            return No(NF_ROW_TAIL, (("what", "weights"), ("size", str(v.tensor.size)), ("least", 0), ("most", most)))
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from onnxfuse.codegen.build import I1, I8, I64, PTR, VOID, Builder, Function, Index, Reg
 from onnxfuse.codegen.scalar_expr import Env, open_kernel
@@ -141,13 +141,36 @@ def run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None,
                 b = build.ir
                 start = b.icmp_signed("==", build.i64(kb), build.i64(0))
                 done = b.icmp_signed("==", build.i64(build.add(kb, 1)), build.i64(s.kblocks))
-                with _in_registers(build, u, d, tile, panel, (i, rows), (j, cols), (k0, kc), at, (start, done), first):
+                place = _Place(tile, panel, (i, rows), (j, cols), (k0, kc), at, (start, done), first)
+                with _in_registers(build, u, d, place):
                     if d.b is Access.PANEL and block is not None:
                         with build.if_then(first):
                             pack_panel(build, u, block, (j, cols), (k0, kc))
                     _call_tiles(build, d, tiles, tile, panel, rows, cols, kc, at, start)
+                    if short(d):
+                        with build.if_then(done):
+                            epilogue(build, u, d, i, rows, j, cols, at)
+                if not short(d):  # so long that it is there once, for all tiles, and reads them from memory
                     with build.if_then(done):
                         epilogue(build, u, d, i, rows, j, cols, at)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """One tile: its operands, its (first, number of) rows, columns and steps of k, and where it rests.
+
+    ends: this is the first, the last block of K. Between blocks the tile rests at `at`.
+    first: this is the first tile of its panel.
+    """
+
+    a: Matrix
+    b: Matrix
+    row: tuple[Index, Index]
+    col: tuple[Index, Index]
+    depth: tuple[Index, Index]
+    at: Reg
+    ends: tuple[Reg, Reg]
+    first: Reg
 
 
 Span = tuple[Index, Index, int]
@@ -166,54 +189,49 @@ def _tiles_of(build: Builder, spans: tuple[Span, Span], rows_outer: bool) -> Ite
 
 
 @contextmanager
-def _in_registers(
-    build: Builder,
-    u: Unit,
-    d: Design,
-    a: Matrix,
-    b: Matrix,
-    row: tuple[Index, Index],
-    col: tuple[Index, Index],
-    depth: tuple[Index, Index],
-    at: Reg,
-    ends: tuple[Reg, Reg],
-    first: Reg,
-) -> Iterator[None]:
-    """Full tiles go from the registers through a short epilogue after the last block of K; other tiles: the body.
+def _in_registers(build: Builder, u: Unit, d: Design, p: _Place) -> Iterator[None]:
+    """Full tiles are summed in registers and fetch what comes later; other tiles: the body.
 
-    ends: this is the first, the last block of K. Between blocks the tile rests at `at`.
-    first: this is the first tile of its panel.
+    After the last block of K they go through a short epilogue and to their stores; before a longer one they rest.
     """
-    if d.b is Access.DOT or not short(d) or d.tile.mr not in _row_counts(d) or d.tile.nr not in d.widths:
+    if d.b is Access.DOT or d.tile.mr not in _row_counts(d) or d.tile.nr not in d.widths:
         yield
         return
-    (i, rows), (j, cols), (k0, kc), (start, done) = row, col, depth, ends
+    (i, rows), (j, cols), (k0, kc), (start, done) = p.row, p.col, p.depth, p.ends
     whole = build.const(I1, 1)
     for x, y in ((rows, d.tile.mr), (cols, d.tile.nr)):
         whole = build.ir.and_(whole, build.ir.icmp_signed("==", build.i64(x), build.i64(y)))
     with build.if_else(whole, likely=True) as (then, other):
         with then:
             next_a = build.mul(u.split.k, d.tile.mr) if d.a is Access.CONST else None
-            x = Operands(
-                a.base, a.row, a.step, b.base, b.step, _ahead(d), next_a, _later(build, u, d, a, b, (i, j), kc)
-            )
-            homes = tile_homes(build, d.tile, at)
+            later = _later(build, u, d, p.a, p.b, (i, j), kc)
+            x = Operands(p.a.base, p.a.row, p.a.step, p.b.base, p.b.step, _ahead(d), next_a, later)
+            homes = tile_homes(build, d.tile, p.at)
             read = panel_reader(build, u, d, j, k0) if d.b is Access.PANEL else None
             if d.single:
                 touch_tile(build, u, d, i, j)
-                finish_tile(build, u, d, i, j, _sums(build, d, x, kc, None, first, read))
             else:
                 with build.if_then(done):
                     touch_tile(build, u, d, i, j)
-                sums = _sums(build, d, x, kc, load_or_zero(build, homes, start, d.tile), first, read)
+            kept = None if d.single else load_or_zero(build, homes, start, d.tile)
+            sums = _sums(build, d, x, kc, kept, p.first, read)
+            if not short(d):
+                _rest(build, homes, sums)
+            elif d.single:
+                finish_tile(build, u, d, i, j, sums)
+            else:
                 with build.if_else(done) as (last, between):
                     with last:
                         finish_tile(build, u, d, i, j, sums)
                     with between:
-                        for total, home in zip(sums, homes, strict=True):
-                            build.store(total, home)
+                        _rest(build, homes, sums)
         with other:
             yield
+
+
+def _rest(build: Builder, homes: list[Reg], sums: list[Reg]) -> None:
+    for total, home in zip(sums, homes, strict=True):
+        build.store(total, home)
 
 
 def _sums(

@@ -201,3 +201,19 @@ def test_weights_that_are_no_constant_have_no_row_tail() -> None:
 def test_row_tails_left_out_by_code_or_mode() -> None:
     assert tail_code(tail(), skip=frozenset({"FUSED_ROW_TAIL"})) == "NF_KIND"
     assert len(fused(tail(), FusionMode.CANFUSE).groups) == 2
+
+
+def vocabulary(columns: int, depth: int = 64) -> onnx.ModelProto:
+    """A product, LayerNorm over its columns, and the product of that with constant weights."""
+    g, rng = Graph(), np.random.default_rng(0)
+    w, u = (g.const(rng.standard_normal(s).astype(np.float32)) for s in ((depth, 512), (512, columns)))
+    s, t = (g.const(rng.standard_normal(512).astype(np.float32)) for _ in range(2))
+    y = g.node("LayerNormalization", g.node("MatMul", g.input("x", ["B", depth]), w), s, t, axis=-1)
+    return g.model([g.node("MatMul", y, u)])
+
+
+def test_weights_that_every_block_of_rows_would_read_from_memory_stay_apart() -> None:
+    assert len(fused(vocabulary(64)).groups) == 1
+    large = fused(vocabulary(2048, 1024))
+    assert all(names.count("MatMul") < 2 for names in groups(large))
+    assert any("weights" in dict(d.numbers).values() for d in verdicts(large, "NF_ROW_TAIL"))

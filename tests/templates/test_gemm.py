@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -205,6 +206,31 @@ def test_f64() -> None:
     rng = np.random.default_rng(9)
     a, b = rng.standard_normal((20, 50)), rng.standard_normal((50, 30))
     close(run([a, b])[0], a, b, np.float64)
+
+
+@pytest.mark.parametrize("const", ["", "A", "B"])
+@pytest.mark.parametrize("tb", [False, True])
+def test_epilogue_too_long_to_be_unrolled(const: str, tb: bool) -> None:
+    """Tiles rest before it, whether K is one block or several."""
+    bias = Value("bias", tensor(DType.F32, [33]))
+
+    def epilogue(x: Expr, at: tuple[Expr, ...]) -> Expr:
+        y = x + element(bias, at[1])
+        return y * (apply("erf", apply("tanh", y)) + 1.0)
+
+    rng = np.random.default_rng(3)
+    for k in (40, 1000):
+        rows: int | Expr = 25 if const == "A" or k == 40 else M
+        run = compiled(matmul([], rows, 33, k, tb=tb, const=const, epilogue=epilogue, extra=[bias]))
+        for m in (25,) if isinstance(rows, int) else (1, 6, 25, 200):
+            a, b = operands(m, 33, k, rng)
+            a /= k**0.5
+            c = rng.standard_normal(33).astype(np.float32)
+            y = a.astype(np.float64) @ b + c
+            want = y * (np.vectorize(math.erf)(np.tanh(y)) + 1)
+            given = [a, np.ascontiguousarray(b.T) if tb else b, c]
+            np.testing.assert_allclose(run(given)[0], want, rtol=1e-4, atol=1e-5)
+            run(given, seed=m, fence="end")
 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
