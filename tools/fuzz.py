@@ -9,7 +9,8 @@ several input sets (sizes 0 and 1, special values among them), and compared with
 batch runs at mode `full` and at another one in turn, every eighth at all four. At the modes other than `full` only the
 function bodies run, except in every third batch: compiling kernels is where the time goes. Every eighth batch is
 compiled as users get it, the others without LLVM's optimisation; every third runs at two threads, every fifth at
-ORT_ENABLE_ALL. One graph in --cli-every goes through the command line.
+ORT_ENABLE_ALL; every fourth is compiled for the narrower x86-64-v2; every second has the bodies of its control flow
+optimized too. One graph in --cli-every goes through the command line.
 
 Batches run in child processes: a kernel that crashes or hangs ends one of those and is a finding. Each finding is
 reduced to its graph, shrunk (tools/fuzz_shrink.py) and written to --out: model.onnx, feeds.npz, report.txt, test.py.
@@ -25,6 +26,7 @@ import gc
 import json
 import os
 import pickle
+import platform
 import re
 import subprocess
 import sys
@@ -63,6 +65,8 @@ class Batch:
     opt: int
     level: str
     threads: int
+    target: str = "native"
+    subgraphs: bool = False
 
 
 @dataclass(slots=True)
@@ -128,7 +132,7 @@ def _add(total: Answer, one: Answer) -> None:
 
 def question_of(made: Sequence[Made], batch: Batch) -> Question:
     """Several graphs as one model; a graph with fewer input sets repeats its last."""
-    how = {f: getattr(batch, f) for f in ("modes", "bodies", "opt", "level", "threads")}
+    how = {f: getattr(batch, f) for f in ("modes", "bodies", "opt", "level", "threads", "target", "subgraphs")}
     if len(made) == 1:
         return Question(made[0].model.SerializeToString(), tuple(made[0].feeds), **how)
     count = max(len(m.feeds) for m in made)
@@ -414,7 +418,14 @@ def batch_of(seed: int, size: int, number: int, opset: int, every_mode: bool) ->
         opt=3 if number % 8 == 3 else 0,
         level=level,
         threads=2 if number % 3 == 2 else 1,
+        target="x86-64-v2" if number % 4 == 2 and native_x86() else "native",
+        subgraphs=number % 2 == 1,
     )
+
+
+def native_x86() -> bool:
+    """This machine runs what is compiled for an older x86."""
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def _suspects(outcome: Outcome) -> set[int] | None:

@@ -61,6 +61,13 @@ class Question:
     opt: int = 3
     level: str = "disable"
     threads: int = 1
+    target: str = "native"
+    subgraphs: bool = False  # bodies of control flow are optimized too
+
+    def config(self, mode: str) -> Config:
+        """How `optimize` is called."""
+        fusion = FusionConfig(mode=FusionMode(mode))
+        return Config(fusion=fusion, target=self.target, include_subgraph=self.subgraphs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,7 @@ def judge(question: Question, step: Step = lambda _text: None) -> Answer:
         for mode in question.modes:
             step(f"optimize {mode}")
             with without_kernels() if mode in question.bodies else contextlib.nullcontext():
-                bundle = _optimized(model, mode, question.opt, answer)
+                bundle = _optimized(model, mode, question, answer)
             if bundle is None or (key := _content(bundle)) in seen:
                 continue
             seen.add(key)
@@ -118,9 +125,9 @@ def judge(question: Question, step: Step = lambda _text: None) -> Answer:
     return answer
 
 
-def _optimized(model: onnx.ModelProto, mode: str, opt: int, answer: Answer) -> Bundle | None:
+def _optimized(model: onnx.ModelProto, mode: str, question: Question, answer: Answer) -> Bundle | None:
     try:
-        bundle = optimize(model, Config(fusion=FusionConfig(mode=FusionMode(mode))))
+        bundle = optimize(model, question.config(mode))
     except OnnxfuseError as error:
         stage = next((n.strip() for n in getattr(error, "__notes__", ()) if "stage:" in n), "")
         answer.findings.append(Finding("exception", mode, stage, f"{type(error).__name__} {_brief(str(error))}"))
@@ -133,7 +140,8 @@ def _optimized(model: onnx.ModelProto, mode: str, opt: int, answer: Answer) -> B
         return None
     for refusal in bundle.plans.refused.values():
         # Untouched, LLVM calls conversions that it otherwise writes out: such a kernel is left out at opt 0.
-        if refusal.code == generating.UN_COMPILE and (opt or "E_SYMBOLS" not in refusal.why):
+        uncompiled = refusal.code == generating.UN_COMPILE and (question.opt or "E_SYMBOLS" not in refusal.why)
+        if uncompiled or refusal.code == "UN_INTERNAL":
             answer.findings.append(Finding("refused", mode, "generate", _brief(str(refusal))))
     answer.kernels += len(bundle.plans.plans)
     answer.templates.update(p.schedule.template for p in bundle.plans.plans)
