@@ -8,7 +8,8 @@ outputs keep the caller's names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import onnx
 
@@ -17,6 +18,7 @@ from onnxfuse.frontend.protos import all_graphs, domain_of, imports_of, subgraph
 from onnxfuse.ir.graph import fresh_name
 
 MOST_NODES = 1_000_000  # a model of functions that call functions may be this large when all are expanded
+MOST_DEPTH = 30  # graphs within graphs: a protobuf holds 100 messages within each other, a graph takes three
 Key = tuple[str, str, str]  # domain, name, overload
 
 
@@ -27,9 +29,9 @@ def inline_functions(model: onnx.ModelProto) -> None:
         return
     _refuse_cycles(functions)
     imports = imports_of(model.opset_import)
-    sizes = expanded_sizes(model.functions)
-    chosen = {k: f for k, f in functions.items() if _can_inline(f, imports) and sizes[k] <= MOST_NODES}
-    if sum(sizes.get(_key(n), 1) for g in all_graphs(model.graph) for n in g.node if _key(n) in chosen) > MOST_NODES:
+    sizes = extents(model.functions)
+    chosen = {k: f for k, f in functions.items() if _can_inline(f, imports) and _fits(sizes[k])}
+    if not _fits(_whole(model.graph, {k: sizes[k] for k in chosen})):
         chosen = {}
     for f in chosen.values():
         _import(model, f, imports)
@@ -43,26 +45,85 @@ def _key(node: onnx.NodeProto) -> Key:
     return (node.domain, node.op_type, node.overload)
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How large a function is when everything it calls is expanded."""
+
+    nodes: int
+    depth: int  # of graphs within graphs
+
+
+def _calls(function: onnx.FunctionProto) -> list[tuple[Key, int]]:
+    """What every node of a function calls, and how deep in graphs it stands."""
+    found = [(_key(n), 0) for n in function.node]
+    stack = [(g, 1) for n in function.node for g in subgraphs(n)]
+    while stack:
+        graph, depth = stack.pop()
+        found += [(_key(n), depth) for n in graph.node]
+        stack += [(g, depth + 1) for n in graph.node for g in subgraphs(n)]
+    return found
+
+
+def _callees_first(calls: Mapping[Key, Collection[Key]]) -> list[Key]:
+    """Functions after all they call; those that are in a circle, and those that call them, are left out."""
+    waits = {k: {c for c in called if c in calls} for k, called in calls.items()}
+    callers: dict[Key, list[Key]] = {k: [] for k in calls}
+    for k, called in waits.items():
+        for c in called:
+            callers[c].append(k)
+    order = [k for k, called in waits.items() if not called]
+    for k in order:  # the list grows meanwhile
+        for caller in callers[k]:
+            waits[caller].discard(k)
+            if not waits[caller]:
+                order.append(caller)
+    return order
+
+
 def _refuse_cycles(functions: Mapping[Key, onnx.FunctionProto]) -> None:
-    calls = {k: [_key(n) for n in f.node if _key(n) in functions] for k, f in functions.items()}
-    done: set[Key] = set()
-    remaining = set(functions)
-    while ready := [k for k in functions if k in remaining and all(c in done for c in calls[k])]:
-        done.update(ready)
-        remaining.difference_update(ready)
+    calls = {k: {c for c, _ in _calls(f) if c in functions} for k, f in functions.items()}
+    remaining = set(functions).difference(_callees_first(calls))
+    called: dict[Key, set[Key]] = {k: set() for k in remaining}
+    for k in remaining:
+        for c in calls[k] & remaining:
+            called[c].add(k)
+    remaining.difference_update(_callees_first(called))  # they only call what is in a circle
     if remaining:
         names = ", ".join(sorted(f"{d}::{n}" for d, n, _ in remaining))
         raise UsageError("E_CYCLE", "local functions call each other in a circle", f"among {names}", "remove the cycle")
 
 
-def expanded_sizes(functions: Iterable[onnx.FunctionProto]) -> dict[Key, int]:
-    """Nodes of each function when everything it calls is expanded. Functions in a circle have no size."""
-    calls = {(f.domain, f.name, f.overload): [_key(n) for n in f.node] for f in functions}
-    sizes: dict[Key, int] = {}
-    while ready := [k for k in calls if k not in sizes and all(c in sizes or c not in calls for c in calls[k])]:
-        for k in ready:
-            sizes[k] = sum(sizes.get(c, 1) for c in calls[k])
-    return sizes
+def extents(functions: Iterable[onnx.FunctionProto]) -> dict[Key, Extent]:
+    """Of each function when everything it calls is expanded. Functions in a circle have none."""
+    calls = {(f.domain, f.name, f.overload): _calls(f) for f in functions}
+    found: dict[Key, Extent] = {}
+    one = Extent(1, 0)
+    for k in _callees_first({k: {c for c, _ in called} for k, called in calls.items()}):
+        nodes = sum(found.get(c, one).nodes for c, _ in calls[k])
+        found[k] = Extent(nodes, max((d + found.get(c, one).depth for c, d in calls[k]), default=0))
+    return found
+
+
+def too_large(functions: Iterable[onnx.FunctionProto]) -> bool:
+    """One of them would not fit into a model when it is expanded."""
+    return any(not _fits(e) for e in extents(functions).values())
+
+
+def _fits(extent: Extent) -> bool:
+    return extent.nodes <= MOST_NODES and extent.depth <= MOST_DEPTH
+
+
+def _whole(graph: onnx.GraphProto, found: Mapping[Key, Extent]) -> Extent:
+    """Of a graph in which these functions are expanded, and nothing else is counted."""
+    nodes = depth = 0
+    stack = [(graph, 0)]
+    while stack:
+        g, at = stack.pop()
+        here = [found[_key(n)] for n in g.node if _key(n) in found]
+        nodes += sum(e.nodes for e in here)
+        depth = max([depth, *(at + e.depth for e in here)])
+        stack += [(inner, at + 1) for n in g.node for inner in subgraphs(n)]
+    return Extent(nodes, depth)
 
 
 def _can_inline(function: onnx.FunctionProto, imports: Mapping[str, int]) -> bool:

@@ -13,7 +13,7 @@ import onnx_ir
 from onnx import checker, defs, shape_inference
 
 from onnxfuse.errors import UsageError
-from onnxfuse.frontend.inline import MOST_NODES, expanded_sizes
+from onnxfuse.frontend.inline import too_large
 from onnxfuse.frontend.protos import all_graphs, domain_of, dtype_of, imports_of, raw_bytes, subgraphs
 from onnxfuse.ir.expr import sym
 from onnxfuse.ir.graph import fresh_name
@@ -199,7 +199,7 @@ def hints(small: onnx.ModelProto) -> dict[str, TensorType | None]:
     Of the outputs only type and rank are believed: onnxruntime does not hold a model to the sizes it declares for them.
     `small` is changed.
     """
-    if max(expanded_sizes(small.functions).values(), default=0) > MOST_NODES:
+    if too_large(small.functions):
         return {}  # the inference expands every call of every function
     for info in small.graph.output:
         for dim in info.type.tensor_type.shape.dim if info.type.HasField("tensor_type") else ():

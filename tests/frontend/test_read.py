@@ -353,6 +353,28 @@ def test_functions_that_call_each_other_in_a_circle_are_refused():
     assert "f::a, f::b" in str(error)
 
 
+def test_a_function_that_calls_itself_in_a_branch_is_refused():
+    more = """<domain: "f", opset_import: ["": 17, "f": 1]> outer (x, c) => (y) { y = f.a(x, c) }
+    <domain: "f", opset_import: ["": 17, "f": 1]> a (x, c) => (y) {
+        y = If (c) <then_branch = g1 () => (t) { t = f.a(x, c) }, else_branch = g2 () => (e) { e = Relu(x) }> }"""
+    error = refusal(model("y = f.outer(x, c)", "(float[4] x, bool c) => (float[4] y)", more=more))
+    assert error.code == "E_CYCLE"
+    assert "among f::a\n" in str(error)
+
+
+def test_functions_nested_deeper_than_a_file_can_be_stay_calls():
+    heads = [f'<domain: "f", opset_import: ["": 17, "f": 1]> f{k} (x, c) => (y)' for k in range(41)]
+    bodies = [
+        f"{{ y = If (c) <then_branch = g1 () => (t) {{ t = f.f{k + 1}(x, c) }}, "
+        "else_branch = g2 () => (e) { e = Relu(x) }> }"
+        for k in range(40)
+    ]
+    more = "\n".join(map(" ".join, zip(heads, [*bodies, "{ y = Exp(x) }"], strict=True)))
+    source = read(model("y = f.f0(x, c)", "(float[4] x, bool c) => (float[4] y)", more=more))
+    assert source.graph.nodes[0].op.name == "f0"
+    onnx.ModelProto.FromString(source.model.SerializeToString())
+
+
 # --- sizes given by the user -----------------------------------------------------------------------------------------
 def shaped(**options):
     signature = "(float[N,C,8] x, float[N] z) => (float[N,C,8] y)"
