@@ -28,6 +28,7 @@ import os
 import pickle
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -48,7 +49,8 @@ from fuzz_shrink import as_test, shrink
 from onnxfuse.verify.inputs import save_npz
 
 MODES = ("full", "none", "tvm", "canfuse")
-SILENCE = 240.0  # seconds without a word after which a child is ended
+SILENCE = 60.0  # CPU seconds without a word after which a child is ended: on a busy machine it may wait for long
+DEADLOCK = 3600.0  # seconds after which a child that does not even compute is ended
 BATCHES_PER_CHILD = 40  # libraries stay loaded: a fresh process now and then
 SHRINKS = 4  # of findings that look alike
 
@@ -175,7 +177,7 @@ class Child:
                 step = message
         except TimeoutError:
             self.close()
-            return Outcome(dead=f"silent for {SILENCE:.0f} s", step=step)
+            return Outcome(dead=f"silent for {SILENCE:.0f} CPU s", step=step)
         except (EOFError, OSError, pickle.UnpicklingError):
             code = self.process.wait()
             self.close()
@@ -195,17 +197,35 @@ class Child:
 def _receive(process: subprocess.Popen[bytes]) -> object:
     """The child's next message. Raises TimeoutError when it stays silent."""
     assert process.stdout is not None
-    timer = threading.Timer(SILENCE, process.kill)
-    timer.daemon = True
-    timer.start()
+    over = threading.Event()
+    watch = threading.Thread(target=_end_the_silent, args=(process, over), daemon=True)
+    watch.start()
     try:
         return pickle.load(process.stdout)
     except EOFError:
-        if not timer.is_alive():
+        if process.wait() == -signal.SIGKILL and not over.is_set() and not watch.is_alive():
             raise TimeoutError from None
         raise
     finally:
-        timer.cancel()
+        over.set()
+
+
+def _end_the_silent(process: subprocess.Popen[bytes], over: threading.Event) -> None:
+    """Kill a process that computes or waits for too long before `over` is set."""
+    begin, spent = time.monotonic(), _cpu(process.pid)
+    while not over.wait(2):
+        if _cpu(process.pid) - spent > SILENCE or time.monotonic() - begin > DEADLOCK:
+            process.kill()
+            return
+
+
+def _cpu(pid: int) -> float:
+    """CPU seconds of a process so far; wall seconds where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
