@@ -394,7 +394,7 @@ class Fuzzer:
 
     def say(self) -> None:
         t = self.totals
-        if t.batches % 20 == 0:
+        if t.batches % 10 == 0:
             minutes = (time.monotonic() - self.start) / 60
             print(
                 f"{t.graphs} graphs, {minutes:.1f} min, findings {sum(t.findings.values())}, next seed {self.next}",
