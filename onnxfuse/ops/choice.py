@@ -12,22 +12,25 @@ from onnxfuse.ir.dtypes import DType
 from onnxfuse.ops.composite import log_softmax, wide
 from onnxfuse.ops.dsl import axis_of
 from onnxfuse.ops.expansion import GraphTensor
-from onnxfuse.ops.pointwise import Cast, Equal, IsNaN, Neg, Where
+from onnxfuse.ops.pointwise import Cast, Equal, IsNaN, Less, Neg, Where
 from onnxfuse.ops.reduce import ReduceMax, ReduceMean, ReduceMin, ReduceSum
 from onnxfuse.ops.table import composite
 from onnxfuse.ops.view import Range, Shape, Slice, Squeeze, Unsqueeze
 
 
+def _extent(x: GraphTensor, axis: int) -> GraphTensor:
+    """The size of an axis, as a scalar."""
+    extent = x.shape[axis]
+    if isinstance(extent, int):
+        return x.builder.constant(extent, DType.I64)
+    return Squeeze(Slice(Shape(x), starts=[axis], ends=[axis + 1], axes=[0]), axes=[0])
+
+
 def _positions(x: GraphTensor, axis: int) -> GraphTensor:
     """0, 1, ... along an axis of `x`, as i64 that broadcasts against it."""
     zero, one = x.builder.constant(0, DType.I64), x.builder.constant(1, DType.I64)
-    extent = x.shape[axis]
-    if isinstance(extent, int):
-        end = x.builder.constant(extent, DType.I64)
-    else:
-        end = Squeeze(Slice(Shape(x), starts=[axis], ends=[axis + 1], axes=[0]), axes=[0])
     behind = x.rank - 1 - axis
-    at = Range(zero, end, one)
+    at = Range(zero, _extent(x, axis), one)
     return Unsqueeze(at, axes=list(range(1, behind + 1))) if behind else at
 
 
@@ -42,6 +45,8 @@ def _extreme(
     if x.shape[k] == 0:
         raise Unsupported("UN_SHAPE_MISMATCH", f"the largest of nothing: {x.type}")
     w = wide(x)
+    if x.builder.opset < 12 and w.dtype in (DType.I8, DType.U8):
+        w = Cast(w, to=DType.I32.onnx)  # ReduceMax and ReduceMin take bytes from opset 12 on
     worst = -math.inf if largest else math.inf
     compared = Where(IsNaN(w), worst, w) if w.dtype.is_float else w
     best = (ReduceMax if largest else ReduceMin)(compared, axes=[k], keepdims=1)
@@ -84,21 +89,27 @@ def _loss(
     ignored: int | None,
     reduction: str,
 ) -> GraphTensor:
-    """Minus the log-probability of the target class, times its weight; a target that is ignored counts nothing."""
+    """Minus the log-probability of the target class, times its weight; a target that is ignored counts nothing.
+
+    A negative target counts from the last class, as onnxruntime reads it.
+    """
     if log_prob.rank < 2:
         raise Unsupported("UN_SHAPE_MISMATCH", f"a loss over classes of {log_prob.type}")
-    chosen = Unsqueeze(target if target.dtype is DType.I64 else Cast(target, to=DType.I64.onnx), axes=[1])
+    given = target if target.dtype is DType.I64 else Cast(target, to=DType.I64.onnx)
+    chosen = Unsqueeze(Where(Less(given, 0), given + _extent(log_prob, 1), given), axes=[1])
     hit = Equal(_positions(log_prob, 1), chosen)
     picked = ReduceSum(Where(hit, log_prob, 0.0), axes=[1], keepdims=0)
-    share = None
+    share = skip = None
     if weight is not None:
         behind = log_prob.rank - 2
         each = Unsqueeze(weight, axes=list(range(1, behind + 1))) if behind else weight
         share = ReduceSum(Where(hit, each, 0.0), axes=[1], keepdims=0)
     if ignored is not None:
-        skip = Equal(Squeeze(chosen, axes=[1]), ignored)
+        skip = Equal(given, ignored)
         share = Where(skip, 0.0, log_prob.builder.constant(1, log_prob.dtype) if share is None else share)
     loss = Neg(picked) if share is None else Neg(picked) * share
+    if skip is not None:
+        loss = Where(skip, 0.0, loss)  # also where what is not counted is infinite
     if reduction == "none":
         return loss
     if reduction == "sum":

@@ -281,3 +281,21 @@ def test_messages_hold_no_control_characters_of_the_model(name: str) -> None:
     assert all(line.isprintable() for line in str(caught.value).splitlines())
     assert len(str(caught.value)) < 20_000
     assert "\n" not in caught.value.what
+
+
+# --- formulas in types and at targets that are rare ------------------------------------------------------------------
+@pytest.mark.parametrize("op", ["ArgMin", "ArgMax"])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_extremes_of_bytes_before_reductions_took_them(tmp_path: Path, op: str, dtype: type[np.generic]) -> None:
+    m = model(f"({np.dtype(dtype)}[N,4] x) => (int64[a,b] y) {{ y = {op}<axis = 1>(x) }}", opset=11)
+    agrees(tmp_path, m, {"x": np.arange(12).astype(dtype).reshape(3, 4) % 5})
+
+
+@pytest.mark.parametrize("options", ["", "ignore_index = -3", "ignore_index = 1"])
+@pytest.mark.parametrize("op", ["NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"])
+@pytest.mark.parametrize("classes", ["4", "C"])
+def test_negative_targets_count_from_the_last_class(tmp_path: Path, op: str, options: str, classes: str) -> None:
+    m = model(f"(float[N,{classes}] x, int64[N] t) => (float y) {{ y = {op}<{options}>(x, t) }}".replace("<>", ""))
+    x = floats(5, 4)
+    x[1, 1] = -np.inf
+    agrees(tmp_path, m, {"x": x, "t": np.array([0, 1, -3, 3, -4])}, {"x": x, "t": np.array([0, 0, -3, 3, -1])})
