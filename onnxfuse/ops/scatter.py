@@ -14,6 +14,7 @@ import numpy as np
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.types import Dim, TensorType
+from onnxfuse.ops.composite import back
 from onnxfuse.ops.dsl import Tensor, axis_of
 from onnxfuse.ops.expansion import GraphTensor
 from onnxfuse.ops.gather import Gather
@@ -24,6 +25,12 @@ from onnxfuse.ops.view import Identity, Reshape
 
 MOST_ROUNDS = 4  # updates that one place may meet
 _COMBINE = {"add": Add, "mul": Mul, "max": Max, "min": Min}
+# onnxruntime has no Where and not all arithmetic on these: there they go through a type that holds all their values
+# (u64 wraps around and back, which no comparison may see).
+_CARRIERS = {
+    DType.BOOL: DType.I32, DType.I8: DType.I32, DType.I16: DType.I32, DType.U16: DType.I32, DType.U32: DType.I64,
+    DType.U64: DType.I64, DType.BF16: DType.F32,
+}  # fmt: skip
 
 
 def _fixed(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
@@ -74,8 +81,19 @@ def _written(
         hit = data.builder.constant((table >= 0).reshape(lead + (1,) * (data.rank - len(lead))), DType.BOOL)
         row = data.builder.constant(np.maximum(table, 0).reshape(lead), DType.I64)
         new = Gather(updates, row, axis=0)
-        made = Where(hit, new if reduction == "none" else _COMBINE[reduction](made, new), made)
+        made = _chosen(hit, new if reduction == "none" else _combined(reduction, made, new), made)
     return Identity(data) if made is data else made
+
+
+def _chosen(hit: GraphTensor, yes: GraphTensor, no: GraphTensor) -> GraphTensor:
+    carrier = _CARRIERS.get(no.dtype, no.dtype)
+    return back(Where(hit, back(yes, carrier), back(no, carrier)), no.dtype)
+
+
+def _combined(reduction: str, made: GraphTensor, new: GraphTensor) -> GraphTensor:
+    compares = reduction in ("max", "min")
+    carrier = made.dtype if compares and made.dtype is DType.U64 else _CARRIERS.get(made.dtype, made.dtype)
+    return back(_COMBINE[reduction](back(made, carrier), back(new, carrier)), made.dtype)
 
 
 def _elements(data: GraphTensor, indices: GraphTensor, updates: GraphTensor, axis: int, reduction: str) -> GraphTensor:

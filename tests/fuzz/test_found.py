@@ -299,3 +299,17 @@ def test_negative_targets_count_from_the_last_class(tmp_path: Path, op: str, opt
     x = floats(5, 4)
     x[1, 1] = -np.inf
     agrees(tmp_path, m, {"x": x, "t": np.array([0, 1, -3, 3, -4])}, {"x": x, "t": np.array([0, 0, -3, 3, -1])})
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.int16, np.uint16, np.uint32, np.uint64])
+def test_a_scatter_of_types_where_is_not_made_for(tmp_path: Path, dtype: type[np.generic]) -> None:
+    name = np.dtype(dtype).name
+    m = model(
+        f"({name}[4,3] x, {name}[2,3] u) => ({name}[a,b] y) <int64[2,3] i = {{1,1,0,2,0,2}}> "
+        "{ d = Identity(x)  y = ScatterElements(d, i, u) }"
+    )
+    x, u = (
+        np.arange(n, n + 12).astype(dtype) * np.array(np.iinfo(dtype).max // 20 if name != "bool" else 1, dtype)
+        for n in (0, 5)
+    )
+    agrees(tmp_path, m, {"x": x.reshape(4, 3), "u": u[:6].reshape(2, 3)})
