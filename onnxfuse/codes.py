@@ -53,7 +53,12 @@ _OURS = "onnxfuse"
 
 CODES: tuple[Code, ...] = (
     # -- prepare
-    Code("FOLD_GROWTH", "prepare", "the folded constant would be larger than what it replaces", "prepare.fold_growth"),
+    Code(
+        "FOLD_GROWTH",
+        "prepare",
+        "the folded constant would be larger than what it replaces (all together by `fold_total`)",
+        "prepare.fold_growth",
+    ),
     Code("FOLD_SIZE", "prepare", "not folded: the size of the result is not known"),
     Code("FOLD_DIVISOR", "prepare", "not folded: an integer division by zero, or the smallest integer by -1"),
     Code("FOLD_EVALUATE", "prepare", "not folded: onnxruntime did not compute the node"),

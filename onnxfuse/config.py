@@ -64,6 +64,7 @@ class PrepareConfig:
     """Simplification before fusion."""
 
     fold_growth: int = 1 << 20  # bytes: a folded constant may exceed the inputs it frees by this much
+    fold_total: int = 1 << 28  # bytes: all folded constants of a graph together may, by this much
     skip: frozenset[str] = frozenset()  # of PASSES
 
     def __post_init__(self) -> None:

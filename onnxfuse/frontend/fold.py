@@ -2,8 +2,9 @@
 
 Known are (a) integer and bool elements that type inference has worked out (shape arithmetic; `facts`), and (b)
 whatever `evaluate` computes from constant inputs. Never folded: random ops, foreign domains, subgraphs, training mode,
-overridable initializers, quantisation. A result may exceed the constants it frees by `fold_growth` bytes; the size is
-worked out before anything is evaluated; a node whose size cannot be told is left alone. Every refusal leaves a note.
+overridable initializers, quantisation. A result may exceed the constants it frees by `fold_growth` bytes, all results
+together by `fold_total`; the size is worked out before anything is evaluated; a node whose size cannot be told is left
+alone. Every refusal leaves a note.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Evaluate = Callable[[Node, Sequence[np.ndarray | None]], list[np.ndarray] | None
 Facts = Mapping[Value, np.ndarray]
 
 
-def fold(graph: Graph, facts: Facts, growth: int, evaluate: Evaluate) -> tuple[Graph, list[Note]]:
-    """Fold what is known, in one pass in topological order."""
+def fold(graph: Graph, facts: Facts, growth: int, evaluate: Evaluate, left: int = 1 << 62) -> tuple[Graph, list[Note]]:
+    """Fold what is known, in one pass in topological order. `left`: what the growth of all nodes may come to."""
     consts: dict[Value, Constant] = dict(graph.consts)
     uses = {v: len(readers) for v, readers in graph.uses().items()}
     outputs = set(graph.outputs)
@@ -52,7 +53,8 @@ def fold(graph: Graph, facts: Facts, growth: int, evaluate: Evaluate) -> tuple[G
                 kept.append(node)
                 continue
             freed = sum(consts[v].nbytes for v in dict.fromkeys(node.reads) if uses.get(v) == 1 and v not in outputs)
-            made = _computed(node, inputs, consts, freed + growth, evaluate, notes)
+            made = _computed(node, inputs, consts, freed + max(0, min(growth, left)), evaluate, notes)
+            left -= max(0, sum(a.nbytes for a in made or ()) - freed)
         if made is None:
             kept.append(node)
             continue

@@ -55,9 +55,10 @@ def prepare(
     """Simplify until nothing changes (see the module docstring). `known` are elements of inputs."""
     notes: list[Note] = []
     typed = infer_types(graph, hints, known)
+    allowed = _const_bytes(graph) + config.fold_total
     for _ in range(ROUNDS):
         before, notes = typed.graph, []
-        after = _round(typed, config, evaluate, notes)
+        after = _round(typed, config, evaluate, notes, allowed)
         if after is before:
             break
         typed = infer_types(after, hints, known)
@@ -67,13 +68,18 @@ def prepare(
     return Prepared(typed, tuple(dict.fromkeys(notes)))
 
 
+def _const_bytes(graph: Graph) -> int:
+    return sum(c.nbytes for c in graph.consts.values())
+
+
 def _run(name: str, graph: Graph, step: Callable[[Graph], Graph], config: PrepareConfig) -> Graph:
     if name in config.skip or (name in INEXACT and any(quantises(n) for n in graph.nodes)):
         return graph
     return _checked(name, graph, step(graph))
 
 
-def _round(typed: Typed, config: PrepareConfig, evaluate: Evaluate, notes: list[Note]) -> Graph:
+def _round(typed: Typed, config: PrepareConfig, evaluate: Evaluate, notes: list[Note], allowed: int) -> Graph:
+    """All simplifications once; the constants may come to `allowed` bytes."""
     graph = typed.graph
 
     def run(name: str, step: Callable[[Graph], Graph]) -> None:
@@ -81,7 +87,7 @@ def _round(typed: Typed, config: PrepareConfig, evaluate: Evaluate, notes: list[
         graph = _run(name, graph, step, config)
 
     def folded(g: Graph) -> Graph:
-        g, more = fold(g, typed.facts, config.fold_growth, evaluate)
+        g, more = fold(g, typed.facts, config.fold_growth, evaluate, allowed - _const_bytes(g))
         notes.extend(more)
         return g
 

@@ -162,6 +162,17 @@ def test_growth_is_measured_against_what_is_freed():
     assert "FOLD_GROWTH" not in notes(made, fold_growth=1 << 21)
 
 
+def test_many_small_growths_are_limited_together():
+    """Outer products of two rows: each within the limit, all of them a thousand times the file."""
+    text = " ".join(f"p{k} = MatMul(a, b{k}) y{k} = Add(x, p{k})" for k in range(8))
+    made = model(text, "(float[1] x) => (" + ", ".join(f"float[M,N] y{k}" for k in range(8)) + ")")
+    made.graph.initializer.append(initializer("a", np.ones((256, 1), np.float32)))
+    made.graph.initializer.extend(initializer(f"b{k}", np.full((1, 256), k, np.float32)) for k in range(8))
+    assert "FOLD_GROWTH" not in notes(made)
+    found = simplified(made, fold_total=1 << 20)
+    assert [n.op.name for n in found.nodes].count("MatMul") == 4
+
+
 @pytest.mark.parametrize(
     ("op", "a", "b"),
     [
