@@ -91,6 +91,7 @@ class VerifyConfig:
     test_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     val_ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # per input name; "" = every input
     precision: Precision = Precision.F32  # of the candidate's weights: decides on the tolerance of f32 outputs
+    speed: float = 0.0  # seconds of timing the result against the original once it agrees; 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # onnxruntime is not needed to print a table
     from onnxfuse.inspection import Inspection, LeftNode
     from onnxfuse.ir.partition import Decision
     from onnxfuse.tuning import Tuning
-    from onnxfuse.verify.bench import BenchReport
+    from onnxfuse.verify.bench import BenchReport, Timing
     from onnxfuse.verify.compare import OutputReport, Report
 
 _WIDTH = 120  # columns when the output is not a terminal
@@ -115,6 +115,13 @@ def tuning(found: Tuning) -> RenderableType:
         table.add_row(k.op_type, str(k.calls), f"{k.ms:.3f}", f"{k.ratio:.2f}", spread, kept)
     whole = f"the model: {found.ratio:.2f} times as fast as the original; {found.rolled_back} group(s) given back"
     return Group(table, whole)
+
+
+def speed(found: Timing) -> str:
+    """One line: how the result compares with what onnxruntime makes of the original."""
+    spread = f"{found.ratio_low:.2f}-{found.ratio_high:.2f}"
+    line = f"runs at {found.ratio:.2f} times the speed of the original in onnxruntime here (quartiles {spread})"
+    return f"{line}; --tune gives back what onnxruntime runs faster" if found.ratio_high < 1.0 else line
 
 
 def _names(names: Iterable[str]) -> str:

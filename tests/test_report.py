@@ -106,3 +106,15 @@ def test_timings_have_the_ratio(shown):
 )
 def test_bytes_are_written_for_people(count, text):
     assert report.nbytes(count) == text
+
+
+def test_a_result_that_is_slower_says_what_to_do():
+    timing = Timing("fused.onnx", 2.0, 1.9, 0.8, 0.7, 0.9, 5.0)
+    assert report.speed(timing) == (
+        "runs at 0.80 times the speed of the original in onnxruntime here (quartiles 0.70-0.90); "
+        "--tune gives back what onnxruntime runs faster"
+    )
+
+
+def test_a_result_that_may_be_slower_by_chance_is_not_called_slower():
+    assert "--tune" not in report.speed(Timing("fused.onnx", 2.0, 1.9, 0.97, 0.9, 1.1, 5.0))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnxfuse.cli.app import app
+from onnxfuse.cli.measuring import Remembered
 from onnxfuse.cli.options import CustomOps, Json, Judging, ModelArg, Planning, Sampling, Verbose, expanded
 from onnxfuse.cli.terminal import Progress, new_trace, print_json
 from onnxfuse.config import Config, Precision
@@ -45,6 +46,7 @@ def optimize(
     sampling: Sampling,
     judging: Judging,
     verify: Annotated[bool, typer.Option(help="Compare with onnxruntime before writing.")] = True,
+    measure: Annotated[bool, typer.Option(help="Time the result beside the original, once per library.")] = True,
     save_as_external_data: Annotated[
         bool, typer.Option("--save-as-external-data", help="Weights in OUT.data; automatic near 2 GB.")
     ] = False,
@@ -98,13 +100,16 @@ def optimize(
             check_output(output, model)
         bundle = pipeline.optimize(model, config, new_trace(model, progress), progress.starts)
         found, tuning = inspect_all(bundle.plans), bundle.tuning
+        speed = Remembered.of(model, bundle, config) if measure and verify and not tune else None
         scratch = stack.enter_context(private_folder())
         with progress.step("write"):
             where = output if output is not None and not dry_run else scratch / "model.onnx"
             pair = stack.enter_context(bundle.staged(where))
         del bundle  # the weights are on disk: the sessions that follow need the memory
         with progress.step("verify"):
-            reports = _verify_pair(model, pair, config, begun) if verify else ()
+            asked = config if speed is None else speed.asked(config)
+            reports = _verify_pair(model, pair, asked, begun) if verify else ()
+        reports = reports if speed is None else speed.told(reports)
         result = _result(model, pair, found, tuning)
         written = pair.publish() if output is not None and not dry_run else None
     _print_result(result, written, reports, json)
@@ -174,6 +179,8 @@ def _print_result(result: _Result, written: Written | None, reports: tuple[Repor
         report.show(report.tuning(result.tuning))
     for r in reports:
         print(f"{r.reference}: {r.summary()}" if r.reference.startswith("body ") else r.summary())
+        if r.speed is not None:
+            print(report.speed(r.speed))
     if written is None:
         print("nothing written (--dry-run)")
         return

@@ -28,6 +28,7 @@ from onnxfuse.errors import UsageError, VerifyError
 from onnxfuse.ir.bodies import BodyFiles
 from onnxfuse.verify.bodies import BodiesJob, step_of
 from onnxfuse.verify.compare import Original, Report, compare_many, original
+from onnxfuse.verify.speed import Candidate, first_sample, speeds
 
 T_co = TypeVar("T_co", covariant=True)
 _AHEAD_LIMIT = 1 << 30  # bytes of a model that is loaded ahead, at most
@@ -49,6 +50,31 @@ class Job:
     threads: int = 0
 
     def run(self, step: Callable[[str], None] | None = None, known: Original | None = None) -> tuple[Report, ...]:
+        reports = self._compared(step, known)
+        if self.config.speed <= 0 or not all(r.ok for r in reports) or _large(self.reference):
+            return reports
+        if step is not None:
+            step("timing the original model and the optimized one")
+        return tuple(self._timed(r, lib) for r, lib in zip(reports, self.libraries, strict=True))
+
+    def _timed(self, report: Report, library: Path | None) -> Report:
+        """With the speed, if it is that of the kernels; two sessions live at a time, so not for large models."""
+        if library is None:
+            return report
+        custom = self.custom_op_libraries
+        compared = replace(self.config, test_shapes=dict(report.runs[0].inputs))
+        sample = first_sample(self.reference, compared, custom, self.threads)
+        (timing,) = speeds(
+            self.reference,
+            [Candidate(self.candidate, library)],
+            sample,
+            custom_op_libraries=custom,
+            threads=self.threads,
+            seconds=self.config.speed,
+        )
+        return replace(report, speed=timing)
+
+    def _compared(self, step: Callable[[str], None] | None, known: Original | None) -> tuple[Report, ...]:
         return compare_many(
             self.reference,
             self.candidate,

@@ -34,6 +34,7 @@ import onnxruntime
 from onnxfuse.config import Precision, VerifyConfig
 from onnxfuse.errors import UsageError
 from onnxfuse.verify import ort
+from onnxfuse.verify.bench import Timing
 from onnxfuse.verify.inputs import InputSpec, Sample, samples, specs
 from onnxfuse.verify.mapped import Mapped, mapped_session
 
@@ -115,6 +116,7 @@ class Report:
               respect them)
     loaded    False when onnxruntime refused to load the candidate or a library
     skipped   why there was nothing to compare (a body of control flow that does not run alone)
+    speed     the candidate's time beside the reference's, when VerifyConfig.speed asks for it
     """
 
     reference: str
@@ -125,6 +127,7 @@ class Report:
     narrowed: tuple[str, ...] = ()
     loaded: bool = True
     skipped: str = ""
+    speed: Timing | None = None
 
     @property
     def ok(self) -> bool:

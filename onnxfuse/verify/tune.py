@@ -26,7 +26,8 @@ from onnxfuse.files import private_folder
 from onnxfuse.verify import ort
 from onnxfuse.verify.bench import Contestant, bench
 from onnxfuse.verify.child import apart
-from onnxfuse.verify.inputs import Sample, samples
+from onnxfuse.verify.inputs import Sample
+from onnxfuse.verify.speed import Candidate, first_sample, speeds
 
 DOMAIN = "onnxfuse"
 SECONDS = 0.5  # of measuring for one kernel; a whole model gets SECONDS_MODEL
@@ -55,14 +56,6 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """An optimized model in files."""
-
-    model: Path
-    library: Path | None
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """What both measurements need: the original, what its inputs shall be, and how many threads run it."""
 
@@ -74,8 +67,7 @@ class Job:
 
     def feeds(self) -> Sample:
         """The first sample: the user's data, or the first random one that the original accepts."""
-        sess = ort.session(self.original, threads=self.threads, libraries=self.custom_op_libraries)
-        return next(iter(samples(sess, self.config)))[0]
+        return first_sample(self.original, self.config, self.custom_op_libraries, self.threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +84,15 @@ class ModelsJob(Job):
 
     def run(self, step: Step) -> tuple[float, ...]:
         step("timing the original model and the optimized ones")
-        contestants = [Contestant("original", self.original, tuple(self.custom_op_libraries))]
-        contestants += [
-            Contestant(str(k), c.model, (*self.custom_op_libraries, *([c.library] if c.library else [])))
-            for k, c in enumerate(self.candidates)
-        ]
-        sample = self.feeds()
-        found = bench(contestants, sample.feeds, sample.shapes, threads=self.threads, seconds=SECONDS_MODEL)
-        return tuple(t.ratio for t in found.timings[1:])
+        found = speeds(
+            self.original,
+            self.candidates,
+            self.feeds(),
+            custom_op_libraries=self.custom_op_libraries,
+            threads=self.threads,
+            seconds=SECONDS_MODEL,
+        )
+        return tuple(t.ratio for t in found)
 
 
 def measure_kernels(job: KernelsJob) -> tuple[Measured, ...]:

@@ -114,6 +114,39 @@ def test_a_dry_run_writes_nothing(onnxfuse, model, tmp_path):
     assert snapshot(tmp_path) == before
 
 
+def test_the_speed_is_measured_once_and_remembered(onnxfuse, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("ONNXFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    source = model("a.onnx", CHAIN)
+
+    def speeds(*flags):
+        result = onnxfuse("optimize", source, "--dry-run", "--json", *flags)
+        return [report["speed"] for report in json.loads(result.out)["verified"]]
+
+    without_library, first = speeds()
+    assert without_library is None
+    assert first["ratio_low"] <= first["ratio"] <= first["ratio_high"]
+    assert speeds() == [None, first]
+    assert speeds("--no-measure") == [None, None]
+    assert speeds("--no-cache")[1] != first  # measured again: no two timings are the same to the nanosecond
+    assert "times the speed of the original" in onnxfuse("optimize", source, "--dry-run").out
+
+
+def test_the_speed_of_a_model_that_changed_is_measured_again(onnxfuse, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("ONNXFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    found = []
+    for weight in (1.0, 2.0):  # the same kernel: weights are no part of it
+        source = model("a.onnx", "t = Mul(x, w) \n y = Relu(t)", weights={"w": np.full(4, weight, np.float32)})
+        result = onnxfuse("optimize", source, "--dry-run", "--json")
+        found.append(json.loads(result.out)["verified"][1]["speed"])
+    assert found[0] != found[1]
+
+
+def test_the_speed_is_that_of_the_shapes_that_were_fixed(onnxfuse, model):
+    source = model("a.onnx", CHAIN, DYNAMIC)
+    result = onnxfuse("optimize", source, "--dry-run", "--overwrite-input-shape", "x:3,4", "--json")
+    assert json.loads(result.out)["verified"][1]["speed"]["ratio"] > 0
+
+
 def test_verbose_times_every_stage_on_standard_error(onnxfuse, model):
     result = onnxfuse("optimize", model("a.onnx", CHAIN), "--dry-run", "-v")
     stages = [line.split()[0] for line in result.err.splitlines()]

@@ -57,7 +57,7 @@ def an_operator_the_table_does_not_have(w: World) -> str:
     return w.cli("ops", "Gelo")
 
 
-@shows("E_NO_CODE", "there is no code 'NF_NODECAP'", "", "did you mean: NF_NODE_CAP, NF_IO_CAP, NF_A_DEPTH")
+@shows("E_NO_CODE", "there is no code 'NF_NODECAP'", "", "did you mean: NF_NODE_CAP, NF_IO_CAP, NF_MODE")
 def a_code_there_is_none_of(w: World) -> str:
     return w.cli("rules", "NF_NODECAP")
 
