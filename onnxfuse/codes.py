@@ -256,6 +256,7 @@ CODES: tuple[Code, ...] = (
     # -- kernelize
     Code("NF_ONE_KERNEL", "kernelize", "the group cannot be one kernel and was split into its members", said="{why}"),
     Code("NF_FREE_VIEW", "kernelize", "only renames memory: the runtime does that without a copy"),
+    Code("NF_TINY", "kernelize", "one operator on single numbers: calling a kernel costs what it saves"),
     Code("UN_INTERNAL", "kernelize", "a bug in onnxfuse, met while this kernel was made: its nodes stay as they are"),
     Code("UN_UNBOUND_DIM", "kernelize", "a run-time dimension cannot be read from the kernel's inputs"),
     # -- plan

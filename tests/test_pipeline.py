@@ -162,6 +162,56 @@ def test_a_lone_reshape_stays_with_the_runtime(tmp_path: Path) -> None:
     assert [r.code for r in plans.refused.values()] == ["NF_FREE_VIEW"]
 
 
+def test_one_operator_on_single_numbers_stays_with_the_runtime_and_two_do_not(tmp_path: Path) -> None:
+    m = model("""g (int64 rate, float[1] x) => (bool wide, float[1] y) {
+        k = Constant<value_int=16000>()
+        wide = Equal(rate, k)
+        e = Exp(x)
+        y = Neg(e)
+    }""")
+    plans = agrees(m, tmp_path, {"rate": np.array(16000), "x": random(1)}, {"rate": np.array(8000), "x": random(1)})
+    assert [r.code for r in plans.refused.values()] == ["NF_TINY"]
+    assert len(plans.calls) == 1
+
+
+CACHED = """g (float[B,2,S,8] q, float[B,2,S,8] k, float[B,2,S,8] v, float[B,2,P,8] past_k, float[B,2,P,8] past_v,
+    float[B,1,1,T] mask) => (float[B,2,S,8] y, float[B,2,U,8] keys, float[B,2,U,8] values) {
+        keys = Concat<axis=2>(past_k, k)
+        values = Concat<axis=2>(past_v, v)
+        turned = Transpose<perm=[0,1,3,2]>(keys)
+        scores = MatMul(q, turned)
+        masked = Add(scores, mask)
+        p = Softmax<axis=-1>(masked)
+        y = MatMul(p, values)
+    }"""
+
+
+def cached(batch: int, new: int, past: int, mask: int) -> dict[str, np.ndarray]:
+    fed = {name: random(batch, 2, new, 8) for name in "qkv"} | {"mask": random(batch, 1, 1, mask)}
+    return fed | {name: random(batch, 2, past, 8) for name in ("past_k", "past_v")}
+
+
+def test_attention_over_a_cache_with_a_mask_of_its_own_length_is_one_kernel(tmp_path: Path) -> None:
+    """The scores have past + S columns; that the mask's total length is the same follows from the values only."""
+    m = model(CACHED)
+    cases = [cached(2, 1, 5, 6), cached(1, 1, 1, 2), cached(1, 3, 4, 7), cached(1, 1, 0, 1), cached(2, 2, 3, 1)]
+    plans = agrees(m, tmp_path, *cases)
+    sizes = sorted(len(g.members) for g in plans.partition.groups)
+    assert sizes[:2] == [1, 1]  # the two caches
+    assert len(sizes) == 3
+
+
+def test_a_mask_that_is_longer_than_the_cache_is_refused_as_by_onnxruntime(tmp_path: Path) -> None:
+    m = model(CACHED)
+    agrees(m, tmp_path, cached(1, 1, 3, 4))
+    session = onnxfuse.InferenceSession(tmp_path / "out.onnx")
+    for wrong in (cached(1, 1, 3, 5), cached(1, 1, 0, 3)):
+        with pytest.raises(Exception, match=r"INVALID_ARGUMENT|RUNTIME_EXCEPTION|FAIL"):
+            reference(m, wrong)
+        with pytest.raises(Exception, match="onnxfuse kernel"):
+            session.run(None, wrong)
+
+
 def test_question_marks_are_no_symbol(tmp_path: Path) -> None:
     m = model("g (float[1,3,H,W] x) => (float[1,3,P,Q] y) { e = Exp(x)  y = Relu(e) }")
     for dim in m.graph.input[0].type.tensor_type.shape.dim[2:]:

@@ -36,7 +36,7 @@ CNN_OPS = frozenset({
 SHAPE_OPS = frozenset({"Shape", "Size"})
 
 # Reasons to leave a view of an activation outside of all kernels that are no failure: it costs nothing there.
-FREE_CODES = frozenset({"NF_FREE_VIEW"})
+FREE_CODES = frozenset({"NF_FREE_VIEW", "NF_TINY"})
 
 LARGE = 20_000_000  # bytes of a model from which memory is told in multiples of its size
 

@@ -30,7 +30,7 @@ INHERENT: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 # Codes of nodes without a computation: the runtime only gives memory another name, or reads dimensions.
-NO_WORK = frozenset({"NF_FREE_VIEW", "UN_SHAPE"})
+NO_WORK = frozenset({"NF_FREE_VIEW", "NF_TINY", "UN_SHAPE"})
 
 _OF = {op: why for why, ops in INHERENT.items() for op in ops}
 _NARROW = frozenset({

@@ -3,7 +3,7 @@
     mode      stage A (group.py)          stages B and C (vertical.py, horizontal.py)
     none      -                           -                              every Compute alone
     tvm       node-kind edges, cap 256    -                              TVM's partition
-    canfuse   per-edge kinds, cap 64/65   pairwise vertical growth
+    canfuse   per-edge kinds, cap 64/65   pairwise vertical growth, views behind a contraction as its order of storing
     full      per-edge kinds, cap 64/65   pairwise vertical growth, then siblings that read the same value,
                                           row blocks (rowblocks.py: attention), products of one value (products.py)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,13 +12,24 @@ import numpy as np
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, Lit, acc, cast, i64, lit, var
+from onnxfuse.ir.expr import Expr, Lit, acc, apply, cast, i64, lit, substitute, var
 from onnxfuse.ir.graph import Foreign, Node, Value
 from onnxfuse.ir.loops import Axis, Compute, Reduce
 from onnxfuse.ir.op import Family, Op
 from onnxfuse.ir.prims import PRIMS
-from onnxfuse.ir.simplify import dim_expr, simplify
-from onnxfuse.ops.dsl import Known, Loops, Tensor, axis_of, broadcast_load, broadcast_shape, compute, maximum, product
+from onnxfuse.ir.simplify import dim_expr, same, simplify
+from onnxfuse.ops.dsl import (
+    Known,
+    Loops,
+    Tensor,
+    axis_of,
+    broadcast_load,
+    broadcast_shape,
+    compute,
+    equal_extents,
+    maximum,
+    product,
+)
 from onnxfuse.ops.table import REDUCE_RULES, parameters
 
 
@@ -234,7 +246,24 @@ _AXES = "ijklmnopq"
 _REDUCED = "rstuvw"
 
 
+def _as_typed(out: Value, loops: Loops) -> Loops:
+    """The loops over the value's own extents, which must be those the node computes (see frontend/shapes.py)."""
+    shape = out.tensor.shape
+    pairs = [(a, b) for a, b in zip(loops.shape, shape, strict=True) if not same(a, b)]
+    if not pairs:
+        return loops
+
+    def body(*index: Expr) -> Expr:
+        inside = {
+            apply("bcast", i, dim_expr(d)): i for i, d in zip(index, shape, strict=False) if not isinstance(i, Lit)
+        }
+        return substitute(loops.body(*index), inside)
+
+    return replace(loops, shape=shape, body=body, needs=(*loops.needs, *equal_extents(*pairs)))
+
+
 def _compute(node: Node, out: Value, loops: Loops) -> Compute:
+    loops = _as_typed(out, loops)
     names = list(loops.names) or [
         *(_AXES[k] if k < len(_AXES) else f"i{k}" for k in range(len(loops.shape))),
         *(_REDUCED[k] if k < len(_REDUCED) else f"r{k}" for k in range(len(loops.reduce))),

@@ -2,7 +2,8 @@
 
 In: a partition. Out: distinct kernels and, for every group, the call that ties its values to a kernel's. A group that
 cannot be one kernel is split into its members (recorded as NF_ONE_KERNEL); one that only renames memory (a reshape on
-its own) stays with the runtime, which does that for free (NF_FREE_VIEW).
+its own) stays with the runtime, which does that for free (NF_FREE_VIEW), and so does an operator on single numbers
+(NF_TINY).
 
 Kernels have their own values (x0.. inputs, y0.. outputs, t0.. locals), axes and symbols, so two groups of equal
 structure print the same text and share one kernel. The text, together with how the group's nodes are wired (the
@@ -159,12 +160,23 @@ def _kernel(group: Group, loops: LoopGraph, edges: Edges, tail: Compute | None) 
     # A Cast between half and f32 may be a copy by now; the runtime would round after all.
     if _is_free_view(made, _ones(group)) and (wide is stored or _is_free_view(program(stored), _ones(group))):
         raise Unsupported("NF_FREE_VIEW", "only renames memory; the runtime does that without a copy")
+    if _is_one_number(group):
+        raise Unsupported("NF_TINY", "one operator on single numbers; calling a kernel costs what it saves")
     try:
         return _Canon(group, made, loops, edges, tail).build()
     except Unsupported as error:
         if error.code != "UN_UNBOUND_DIM":
             raise
     return _Canon(group, made, loops, edges, tail).build(with_data=True)
+
+
+def _is_one_number(group: Group) -> bool:
+    """A node of the model on its own that makes one number of single numbers."""
+    if len(group.members) > 1:
+        return False
+    (c,) = group.members
+    sizes = [c.out.tensor.size, *(v.tensor.size for v in c.reads)]
+    return c.reduce is None and c.node.name in c.node.origin and all(n == 1 for n in sizes)
 
 
 def _ones(group: Group) -> dict[Expr, Expr]:
