@@ -214,9 +214,9 @@ def test_registering_twice_is_an_error_not_a_crash(simple):
 WEIGHT = numpy_helper.from_array(np.arange(4, dtype=np.float32) - 1.5, "y")
 
 
-def packed_model(tmp_path: Path, overridable: bool) -> Path:
+def packed_model(tmp_path: Path, overridable: bool, pack: tuple[str, ...] = ("y",)) -> Path:
     kernel = add_relu(consts=("y",), second=(4,))
-    plan = plan_of(kernel, Schedule("scalar", pack=("y",), grain=64, unroll=2))
+    plan = plan_of(kernel, Schedule("scalar", pack=pack, grain=64, unroll=2))
     lib = generate(plans_of(plan), native())
     model = loosened(model_of(kernel, BODY, [WEIGHT], overridable), {"x": 2, "y": 1})
     return save(tmp_path, model, lib)
@@ -237,8 +237,19 @@ def test_overridden_constant_is_packed_at_each_run(tmp_path):
     np.testing.assert_array_equal(s.run(None, {"x": x})[0], np.maximum(x + numpy_helper.to_array(WEIGHT), 0))
 
 
-def test_constant_of_the_wrong_shape_is_refused_not_packed(tmp_path):
-    path = packed_model(tmp_path, overridable=False)
+@pytest.mark.parametrize("overridable", [False, True])
+def test_constants_that_are_not_packed(tmp_path, overridable):
+    """Looked up at creation where nobody can override them."""
+    s = session(packed_model(tmp_path, overridable, ()))
+    for n in (1, 5, 0, 33):
+        x, y = rand(n, 4), rand(4) if overridable else numpy_helper.to_array(WEIGHT)
+        fed = {"x": x, "y": y} if overridable else {"x": x}
+        np.testing.assert_array_equal(s.run(None, fed)[0], np.maximum(x + y, 0))
+
+
+@pytest.mark.parametrize("pack", [("y",), ()])
+def test_constant_of_the_wrong_shape_is_refused_not_packed(tmp_path, pack):
+    path = packed_model(tmp_path, overridable=False, pack=pack)
     kernel = add_relu(consts=("y",), second=(4,))
     longer = numpy_helper.from_array(np.zeros(1, np.float32), "y")
     save(tmp_path, model_of(kernel, BODY, [longer]), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxfuse.codegen.build import I8, I64, PTR, VOID
 from onnxfuse.codegen.glue.layout import ALIGN, CALL, DESCRIPTOR, FAULT, INVALID_ARGUMENT, STATE, VARIANT
+from onnxfuse.codegen.glue.life import known_data
 from onnxfuse.codegen.glue.writer import Glue
 
 
@@ -139,28 +140,49 @@ def shapes(g: Glue) -> None:
 def _inputs(g: Glue) -> None:
     """inputs(state, context, shapes, bufs, end): data and dims of all inputs; *end = behind the last dim."""
     build = g.build
+    _input(g)
     with build.function("inputs", PTR, [PTR, PTR, PTR, PTR, PTR]) as fn:
         state, context, shapes, bufs, end = fn.args
         b = build.ir
         descriptor = g.field(state, STATE, "descriptor", PTR)
-        api = g.field(state, STATE, "api", PTR)
         ranks = g.field(descriptor, DESCRIPTOR, "input_ranks", PTR)
-        title_text = g.field(descriptor, DESCRIPTOR, "title", PTR)
-        value, rank_got = g.slot(), g.slot(I64)
-        build.store(shapes, end)
+        static = g.field(descriptor, DESCRIPTOR, "static_dims", PTR)
+        before = g.slot(I64)  # dims of the inputs before this one
         with build.loop(0, g.field(descriptor, DESCRIPTOR, "inputs", I64)) as i:
-            g.attempt(g.api(api, "KernelContext_GetInput", context, i, value))
-            with build.if_then(g.is_null(g.got(value)), likely=False):
-                build.ret(g.status(api, INVALID_ARGUMENT, title_text, ": input ", i, " is missing"))
-            rank, dims = g.item(ranks, i, I64), g.got(end)
-            g.attempt(g.call("shape", api, g.got(value), rank, rank_got, dims))
-            found = g.got(rank_got, I64)
-            with build.if_then(b.icmp_signed("!=", found, rank), likely=False):
-                pieces = (title_text, ": input ", i, ": expected rank ", rank, ", got rank ", found)
-                build.ret(g.status(api, INVALID_ARGUMENT, *pieces))
-            build.store(build.offset(dims, rank, I64), end)
-            g.attempt(g.api(api, "GetTensorMutableData", g.got(value), build.offset(bufs, i, PTR)))
+            rank, first = g.item(ranks, i, I64), g.got(before, I64)
+            dims, data = build.offset(shapes, first, I64), build.offset(bufs, i, PTR)
+            known = g.item(known_data(g, state), i, PTR)
+            with build.if_else(g.is_null(known)) as (ask, constant):
+                with ask:
+                    g.attempt(g.call("input", state, context, i, dims, data))
+                with constant:
+                    build.store(known, data)
+                    with build.loop(0, rank) as k:
+                        build.store(g.item(static, build.add(first, k), I64), build.offset(dims, k, I64))
+            build.store(b.add(first, rank), before)
+        build.store(build.offset(shapes, g.got(before, I64), I64), end)
         build.ret(g.null())
+
+
+def _input(g: Glue) -> None:
+    """input(state, context, i, dims, data): dims and data of one input that onnxruntime hands over."""
+    build = g.build
+    with build.function("input", PTR, [PTR, PTR, I64, PTR, PTR]) as fn:
+        state, context, i, dims, data = fn.args
+        descriptor = g.field(state, STATE, "descriptor", PTR)
+        api = g.field(state, STATE, "api", PTR)
+        title_text = g.field(descriptor, DESCRIPTOR, "title", PTR)
+        rank = g.item(g.field(descriptor, DESCRIPTOR, "input_ranks", PTR), i, I64)
+        value, rank_got = g.slot(), g.slot(I64)
+        g.attempt(g.api(api, "KernelContext_GetInput", context, i, value))
+        with build.if_then(g.is_null(g.got(value)), likely=False):
+            build.ret(g.status(api, INVALID_ARGUMENT, title_text, ": input ", i, " is missing"))
+        g.attempt(g.call("shape", api, g.got(value), rank, rank_got, dims))
+        found = g.got(rank_got, I64)
+        with build.if_then(build.ir.icmp_signed("!=", found, rank), likely=False):
+            pieces = (title_text, ": input ", i, ": expected rank ", rank, ", got rank ", found)
+            build.ret(g.status(api, INVALID_ARGUMENT, *pieces))
+        build.ret(g.api(api, "GetTensorMutableData", g.got(value), data))
 
 
 def _outputs(g: Glue) -> None:

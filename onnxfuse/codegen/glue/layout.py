@@ -59,5 +59,5 @@ DESCRIPTOR = (
 )  # fmt: skip
 VARIANT = ("phases", "tasks", "run", "scratch", "packs", "packed_bytes", "pack")
 FAULT = ("text", "show_expected")
-STATE = ("descriptor", "api", "packed", "packed_raw")
+STATE = ("descriptor", "api", "packed", "packed_raw")  # then, of each input, where its data are if they are known
 CALL = ("run", "env", "bufs", "packed", "scratch")
