@@ -5,6 +5,9 @@ In: what was read (Source), the atomic graph, the plans and the library. Out: `e
 user nodes outside groups word for word, a model that runs without the library.
 """
 
+import onnxfuse.frontend.late  # noqa: F401 - before anything else imports onnx_ir
+
+# isort: split
 from onnxfuse.emit.bundle import Staged, Written, check_output, staged, write
 from onnxfuse.emit.functions import DOMAIN, node_proto
 from onnxfuse.emit.model import Emission, emit
