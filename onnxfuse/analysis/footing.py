@@ -57,6 +57,14 @@ class Link:
     source: Compute
 
 
+def bent(link: Link) -> bool:
+    """The reader indexes some dimension by anything but a bare variable: such a link alone tells nothing."""
+    for ix, axis in zip(link.load.index, link.source.axes, strict=True):
+        if axis.extent != 1 and not (isinstance(ix, Var) and same_extent(ix.axis.extent, axis.extent)):
+            return True
+    return False
+
+
 def footing(found: RowMap, members: Iterable[Compute]) -> Footing:
     """The footing of a group whose rows have been worked out."""
     return Footing(found.outer, found.axis_of, found.inline, any(c.reduce is not None for c in members))
@@ -76,7 +84,7 @@ def _row_bytes(c: Compute, axis_of: Mapping[Axis, Axis]) -> int:
 
 
 def joined(a: Footing, b: Footing, links: Sequence[Link]) -> Footing | None:
-    """The footing of both groups together; None when the links alone do not tell."""
+    """The footing of both groups together; None when the links, of which none is `bent`, alone do not tell."""
     if not (a.reducing and b.reducing) and ((a.inline and not a.reducing) or (b.inline and not b.reducing)):
         return None
     same: dict[Axis, Axis] = {}  # outer of b -> outer of a
@@ -85,10 +93,8 @@ def joined(a: Footing, b: Footing, links: Sequence[Link]) -> Footing | None:
         if link.source.out in a.inline or link.reader.out in b.inline:
             return None
         for ix, axis in zip(link.load.index, link.source.axes, strict=True):
-            if axis.extent == 1:
+            if axis.extent == 1 or not isinstance(ix, Var):
                 continue
-            if not isinstance(ix, Var) or not same_extent(ix.axis.extent, axis.extent):
-                return None
             ra, rb = a.axis_of.get(axis), b.axis_of.get(ix.axis)
             if ra is not None and rb is not None:
                 if same.setdefault(rb, ra) is not ra:

@@ -52,6 +52,15 @@ class Section:
     atoms: tuple[Dim, ...] | None
 
 
+class WrittenOutError(OverflowError):
+    """A value would be substituted too often."""
+
+    def __init__(self, written: int, source: Value) -> None:
+        self.what = f"{written} > {MOST_WRITTEN} sub-expressions are written out for "
+        self.source = source
+        super().__init__(self.what + source.name)
+
+
 def inline_loads(root: Expr, bodies: Mapping[Value, tuple[tuple[Axis, ...], Expr]]) -> Expr:
     """`root` with loads of the given values replaced by their (already inlined) bodies, indices in normal form.
 
@@ -69,7 +78,7 @@ def inline_loads(root: Expr, bodies: Mapping[Value, tuple[tuple[Axis, ...], Expr
             sizes[e.source] = sum(1 for _ in walk(body))
         written += sizes[e.source]
         if written > MOST_WRITTEN:
-            raise OverflowError(f"{written} > {MOST_WRITTEN} sub-expressions are written out for {e.source.name}")
+            raise WrittenOutError(written, e.source)
         return substitute(body, {var(a): ix for a, ix in zip(axes, e.index, strict=True)})
 
     return simplify(rebuild((root,), leaf)[0])

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from onnxfuse.analysis.kinds import same_extent
-from onnxfuse.analysis.maps import inline_loads
+from onnxfuse.analysis.maps import WrittenOutError, inline_loads
 from onnxfuse.analysis.traffic import dearest, point_cost
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.expr import Expr, Load, Var, axes_of, loads
@@ -58,17 +58,28 @@ class RowMap:
     buffers: tuple[tuple[Value, Dim], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """Why `culprit` cannot stand on rows as it is; the words only when they are asked for."""
+Words = tuple[str | Value | Load, ...]  # of a message: values stand for their names, loads for their text
 
-    culprit: Compute
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Why members do not stand on rows."""
+
     code: str
-    words: Callable[[], str]
+    words: Words
 
     @property
     def refusal(self) -> Refusal:
-        return Refusal(self.code, self.words())
+        return Refusal(self.code, "".join(w.name if isinstance(w, Value) else str(w) for w in self.words))
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Why `culprit` cannot stand on rows as it is."""
+
+    culprit: Compute
+    code: str
+    words: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,17 @@ def rows(
         loads_of: Loads of a Compute, for callers that ask again and again.
         deciding: The reductions whose kept axes are the outer ones; by default all of them.
     """
+    found = on_rows(members, writes, loads_of, deciding)
+    return found.refusal if isinstance(found, Unfit) else found
+
+
+def on_rows(
+    members: Sequence[Compute],
+    writes: Collection[Value] | None,
+    loads_of: Callable[[Compute], list[Load]],
+    deciding: Sequence[Compute] = (),
+) -> RowMap | Unfit:
+    """`rows`, with the words of a refusal apart."""
     made = {c.out: c for c in members}
     level = _levels(members, loads_of)
     if writes is None:
@@ -104,8 +126,10 @@ def rows(
     while True:
         try:
             roots = _inlined(members, inline)
-        except OverflowError as error:
-            return Refusal("NF_RECOMPUTE", str(error))
+        except WrittenOutError as error:
+            return Unfit("NF_RECOMPUTE", (error.what, error.source))
+        except OverflowError as error:  # of dimensions
+            return Unfit("NF_RECOMPUTE", (str(error),))
         reads = [
             _Read(c, ld, made[ld.source])
             for c in members
@@ -116,14 +140,14 @@ def rows(
         solid = [c for c in members if c.out not in inline]
         bridges = _bridges([(c, loads(*roots[c.out]) if c.out in roots else loads_of(c)) for c in solid], made)
         found = _solve(solid, reads, written, level, bridges, deciding)
-        if isinstance(found, Refusal):
+        if isinstance(found, Unfit):
             return found
         if isinstance(found, RowMap):
             return replace(found, inline=frozenset(inline))
         for v, problem in found.items():
             if _too_dear(made[v], members):
-                why = f"{problem.words()}, and {v.name} (cost {dearest(made[v].body)}) must not be computed twice"
-                return Refusal("NF_RECOMPUTE", why)
+                cost = f" (cost {dearest(made[v].body)}) must not be computed twice"
+                return Unfit("NF_RECOMPUTE", (*problem.words, ", and ", v, cost))
         inline |= found.keys()
 
 
@@ -223,7 +247,7 @@ def _solve(
     level: Mapping[Value, int],
     bridges: Sequence[tuple[Axis, Axis]],
     deciding: Sequence[Compute],
-) -> RowMap | Refusal | dict[Value, _Problem]:
+) -> RowMap | Unfit | dict[Value, _Problem]:
     """A row map, a refusal, or values that have to be inlined first and why."""
     classes, bent = _link(reads)
     for one, other in bridges:
@@ -236,7 +260,7 @@ def _solve(
         klass.update((a, find(a)) for a in (*c.axes, *over) if a.extent != 1)
         kept[c.out] = [klass[a] for a in c.axes if a in klass]
     want = _outer_classes(deciding or members, kept, written)
-    if isinstance(want, Refusal):
+    if isinstance(want, Unfit):
         return want
     reducing = any(c.reduce is not None for c in members)
     problems = [_across(r) for r, d in bent if klass[r.source.axes[d]] in want]
@@ -250,7 +274,7 @@ def _solve(
     if inline:
         return inline
     if problems:
-        return problems[0].refusal
+        return Unfit(problems[0].code, problems[0].words)
 
     last = members[-1]
     outer = tuple(a for a in last.axes if a in klass and klass[a] in want)
@@ -259,7 +283,7 @@ def _solve(
     if not reducing:
         for c in members:
             if c.out in written and tuple(axis_of[a] for a in c.axes if a in axis_of) != outer:
-                return Refusal("NF_VIEW_LEVEL", f"{c.out.name} and {last.out.name} have their axes in another order")
+                return Unfit("NF_VIEW_LEVEL", (c.out, " and ", last.out, " have their axes in another order"))
     return RowMap(outer, axis_of, frozenset(), level, _buffers(members, reads, axis_of, level))
 
 
@@ -280,24 +304,23 @@ def _link(reads: list[_Read]) -> tuple[_Classes[Axis], list[tuple[_Read, int]]]:
 
 def _outer_classes(
     members: Sequence[Compute], kept: Mapping[Value, list[Axis]], written: set[Value]
-) -> set[Axis] | Refusal:
+) -> set[Axis] | Unfit:
     """Axes kept by all reductions; without reductions those of the written values."""
     deciding = [c for c in members if c.reduce is not None] or [c for c in members if c.out in written]
     want: set[Axis] | None = None
     for c in deciding:
         mine = set(kept[c.out])
         if len(mine) != len(kept[c.out]):
-            return Refusal("NF_AXES_CONFLICT", f"{c.out.name} has one axis twice")
+            return Unfit("NF_AXES_CONFLICT", (c.out, " has one axis twice"))
         if want is not None and want != mine:
-            first = deciding[0].out.name
-            return Refusal("NF_GROUP_MERGE", f"{first} and {c.out.name} keep different axes")
+            return Unfit("NF_GROUP_MERGE", (deciding[0].out, " and ", c.out, " keep different axes"))
         want = mine
     return set() if want is None else want
 
 
 def _across(r: _Read) -> _Problem:
     """A read at anything but the bare variable, on an outer axis of the source."""
-    return _Problem(r.source, "NF_NOT_ROW_LOCAL", lambda: f"{r.reader.out.name} reads {r.load} across rows")
+    return _Problem(r.source, "NF_NOT_ROW_LOCAL", (r.reader.out, " reads ", r.load, " across rows"))
 
 
 def _stands(
@@ -306,13 +329,13 @@ def _stands(
     """A member has every outer axis once, as a loop of its own."""
     on = [k for k in kept if k in want]
     if c.reduce is not None and any(klass.get(a) in want for a in c.reduce.axes):
-        return _Problem(c, "NF_GROUP_MERGE", lambda: f"{c.out.name} reduces an outer axis")
+        return _Problem(c, "NF_GROUP_MERGE", (c.out, " reduces an outer axis"))
     if len(set(on)) != len(on):
-        return _Problem(c, "NF_AXES_CONFLICT", lambda: f"{c.out.name} has one outer axis twice")
+        return _Problem(c, "NF_AXES_CONFLICT", (c.out, " has one outer axis twice"))
     if len(on) != len(want):
-        return _Problem(c, "NF_NOT_ROW_LOCAL", lambda: f"{c.out.name} lacks an outer axis")
+        return _Problem(c, "NF_NOT_ROW_LOCAL", (c.out, " lacks an outer axis"))
     if not reducing and len(kept) != len(want):
-        return _Problem(c, "NF_GROUP_MERGE", lambda: f"{c.out.name} has an axis the outputs have not")
+        return _Problem(c, "NF_GROUP_MERGE", (c.out, " has an axis the outputs have not"))
     return None
 
 
@@ -323,13 +346,9 @@ def _within_row(r: _Read, klass: Mapping[Axis, Axis], want: set[Axis]) -> _Probl
             continue
         used = (ix.axis,) if isinstance(ix, Var) else axes_of(ix)
         if any(klass.get(a) in want and a in r.reader.axes for a in used):
-            return _Problem(
-                r.source, "NF_NOT_ROW_LOCAL", lambda: f"{r.reader.out.name} reads {r.load} by an outer axis"
-            )
+            return _Problem(r.source, "NF_NOT_ROW_LOCAL", (r.reader.out, " reads ", r.load, " by an outer axis"))
         if not _in_range(ix, axis):
-            return _Problem(
-                r.source, "NF_VIEW_LEVEL", lambda: f"{r.reader.out.name} reads {r.load}: not provably in range"
-            )
+            return _Problem(r.source, "NF_VIEW_LEVEL", (r.reader.out, " reads ", r.load, ": not provably in range"))
     return None
 
 

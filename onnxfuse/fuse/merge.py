@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from onnxfuse.analysis import traffic
 from onnxfuse.analysis.footing import Footing
+from onnxfuse.analysis.forms import Forms
+from onnxfuse.analysis.row_forms import RowForms
 from onnxfuse.config import FusionConfig
 from onnxfuse.errors import Refusal
 from onnxfuse.fuse.facts import Facts
@@ -20,7 +22,7 @@ from onnxfuse.fuse.order import Order, Through
 from onnxfuse.fuse.rules import Cluster, No, Pair
 from onnxfuse.ir.expr import Load
 from onnxfuse.ir.graph import Value
-from onnxfuse.ir.loops import Compute, Opaque, depends
+from onnxfuse.ir.loops import Compute, Opaque
 from onnxfuse.ir.partition import Number, Verdict
 
 FUSED = "FUSED"
@@ -63,6 +65,8 @@ class Merger:
         self.order = Order(order, owner, known.succ)
         self.alias: dict[int, int] = {}  # a cluster that joined -> the one it is part of, perhaps joined as well
         self.clusters: dict[int, Cluster] = {}
+        self.forms = Forms()
+        self.rows = RowForms(self.forms, self.loads).rows
         self.bytes: dict[Value, int] = {}
         self.splits = 0
         self.changes = 0
@@ -130,7 +134,9 @@ class Merger:
         ca, cb = self.clusters[a], self.clusters[b]
         both = ca.exits & cb.reads
         shared = tuple(both) if len(both) < 2 else tuple(sorted(both, key=self.known.producer.__getitem__))
-        return Pair(ca, cb, self.config, self.computes, self.leaves, self.nbytes, self.loads, shared)
+        return Pair(
+            ca, cb, self.config, self.computes, self.leaves, self.nbytes, self.loads, self.rows, self.forms, shared
+        )
 
     def beside(self, a: int, b: int) -> Pair:
         """Two clusters neither of which reads the other, in their order."""
@@ -199,7 +205,8 @@ class Merger:
             self.clusters[part.id] = part
             part.version = b.version + 1
             after = {self.home[c] for i in part.items for c in self.known.succ[i]}
-            made = (self.known.producer.get(v) for i in part.items for v in depends(self.known.items[i]))
+            reads = (v for c in self.computes(part.items) for v in (*self.known.reads(c), *c.node.reads))
+            made = map(self.known.producer.get, reads)
             edges.append((part.id, {self.home[p] for p in made if p is not None}, after))
         self.order.split(b.id, edges)
         self.changes += 1

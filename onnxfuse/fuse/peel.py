@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxfuse.analysis.rows import rows
 from onnxfuse.errors import Refusal
 from onnxfuse.fuse.merge import Merger
 from onnxfuse.fuse.rules import Cluster, No, Pair, first_refusal
@@ -50,7 +49,7 @@ def _runs_alone(m: Merger, items: list[int]) -> bool:
     members = m.computes(items)
     needed = m.known.needed
     writes = [c.out for c in members if c.out in needed or not inside.issuperset(m.known.readers[c.out])]
-    return not isinstance(rows(members, writes, m.loads), Refusal)
+    return not isinstance(m.rows(members, writes), Refusal)
 
 
 def _views_off(m: Merger, b: Cluster) -> tuple[list[int], list[list[int]]]:

@@ -12,16 +12,17 @@ it that become its order of storing. The acyclicity test (NF_CYCLE, NF_CYCLE_BUD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Generic, TypeVar
 
-from onnxfuse.analysis.footing import Footing, Link, at_one_point, footing, joined
+from onnxfuse.analysis.footing import Footing, Link, at_one_point, bent, footing, joined
+from onnxfuse.analysis.forms import Forms
 from onnxfuse.analysis.kinds import factors
 from onnxfuse.analysis.maps import AFFINE, inline_loads, level, offset
 from onnxfuse.analysis.placement import placement
-from onnxfuse.analysis.rows import RowMap, rows
+from onnxfuse.analysis.rows import RowMap
 from onnxfuse.analysis.traffic import sample
 from onnxfuse.config import FusionConfig
 from onnxfuse.errors import Refusal
@@ -100,6 +101,8 @@ class Pair:
     leaves: Callable[[Value, Cluster, Cluster], bool]  # still read outside both
     nbytes: Callable[[Value], int]
     loads: Callable[[Compute], list[Load]]
+    rows_of: Callable[[Sequence[Compute], Collection[Value]], RowMap | Refusal]
+    forms: Forms
     shared: tuple[Value, ...] = ()
     span: int = 0  # how far apart they stand in the order of groups
 
@@ -126,7 +129,7 @@ class Pair:
     @once
     def rows(self) -> RowMap | Refusal:
         """The row map of both together, from all members."""
-        return rows(self.members, self.writes, self.loads)
+        return self.rows_of(self.members, self.writes)
 
     @once
     def footing(self) -> Footing | Refusal:
@@ -140,6 +143,8 @@ class Pair:
     def _joined(self) -> Footing | None:
         if not self.shared or self.a.siblings or self.b.siblings:
             return None  # what ties siblings depends on all of them
+        if any(map(bent, self.links)):
+            return None
         a, b = self._alone(self.a), self._alone(self.b)
         return None if isinstance(a, Refusal) or isinstance(b, Refusal) else joined(a, b, self.links)
 
@@ -149,7 +154,7 @@ class Pair:
             if c.flat or len(members) == 1:
                 c.footing = at_one_point(members)
             else:
-                found = rows(members, c.exits, self.loads)
+                found = self.rows_of(members, c.exits)
                 c.footing = found if isinstance(found, Refusal) else footing(found, members)
             if isinstance(c.footing, Footing):
                 c.footing.row_bytes(lambda: members)
@@ -216,6 +221,11 @@ def no_prologue(p: Pair) -> str | None:
     members = p.computes(p.a.items)
     if any(p.leaves(v, p.a, p.b) for v in p.a.makes):
         return "used elsewhere"
+    both = [*members, *p.computes(p.b.items)]
+    return p.forms.once((no_prologue, len(members)), both, (), lambda: _no_prologue(p, members))
+
+
+def _no_prologue(p: Pair, members: Sequence[Compute]) -> str | None:
     if p.b.reduces != 1:
         return "not a plain contraction"
     (anchor,) = (c for c in p.computes(p.b.items) if c.reduce is not None)

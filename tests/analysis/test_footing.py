@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxfuse.analysis.footing import Footing, Link, footing, joined
+from onnxfuse.analysis.footing import Footing, Link, bent, footing, joined
 from onnxfuse.analysis.rows import RowMap, rows
 from onnxfuse.ir.loops import Compute
 from tests.fuse.dsl import Build
@@ -28,7 +28,7 @@ def both(a: list[Compute], b: list[Compute]) -> tuple[Footing | None, RowMap | N
     one, two = alone(a, b, set()), alone(b, [], set())
     made = {c.out: c for c in a}
     links = [Link(c, ld, made[ld.source]) for c in b for ld in c.loads if ld.source in made]
-    how = joined(one, two, links) if one is not None and two is not None and links else None
+    how = joined(one, two, links) if one and two and links and not any(map(bent, links)) else None
     members = a + b
     read = {v for c in members for v in c.reads}
     found = rows(members, [c.out for c in members if c.out not in read])

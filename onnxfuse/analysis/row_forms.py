@@ -1,0 +1,112 @@
+"""`rows` for many groups: a form (forms.py) is judged once, and the answer put in the words of every group of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from onnxfuse.analysis.forms import Form, Forms, axes_in_order
+from onnxfuse.analysis.rows import RowMap, Unfit, on_rows
+from onnxfuse.errors import Refusal
+from onnxfuse.ir.expr import Load, loads
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.loops import Axis, Compute
+from onnxfuse.ir.text import value_text
+from onnxfuse.ir.types import Dim
+
+Place = tuple[int, int]  # of an axis: which member, which of its axes
+
+
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """A value as expressions write it."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfit:
+    """A refusal; values by number."""
+
+    code: str
+    words: tuple[str | int | _Printed, ...]
+
+    def of(self, values: Sequence[Value]) -> Refusal:
+        return Refusal(self.code, "".join([_spelt(w, values) for w in self.words]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A RowMap; members and values by number, axes by place."""
+
+    outer: tuple[Place, ...]
+    axis_of: tuple[tuple[Place, Place], ...]
+    inline: tuple[int, ...]
+    level: tuple[int, ...]
+    buffers: tuple[tuple[int, Dim], ...]
+
+    def of(self, members: Sequence[Compute]) -> RowMap:
+        axes = [axes_in_order(c) for c in members]
+        return RowMap(
+            tuple([axes[k][d] for k, d in self.outer]),
+            {axes[k][d]: axes[i][e] for (k, d), (i, e) in self.axis_of},
+            frozenset([members[k].out for k in self.inline]),
+            {c.out: n for c, n in zip(members, self.level, strict=True)},
+            tuple([(members[k].out, n) for k, n in self.buffers]),
+        )
+
+
+class RowForms:
+    """Remembers what `rows` said."""
+
+    def __init__(self, forms: Forms, loads_of: Callable[[Compute], list[Load]]) -> None:
+        self._forms = forms
+        self._loads_of = loads_of
+        self._known: dict[Form, _Rows | _Unfit] = {}
+
+    def rows(self, members: Sequence[Compute], writes: Collection[Value]) -> RowMap | Refusal:
+        """As `analysis.rows.rows`."""
+        self._forms.meet(members)
+        form, number = self._forms.group(members, set(writes))
+        known = self._known.get(form)
+        if known is None:
+            found = on_rows(members, writes, self._loads_of)
+            made = _unfit(found, number) if isinstance(found, Unfit) else _rows(found, members)
+            if made is not None:
+                self._known[form] = made
+            return found.refusal if isinstance(found, Unfit) else found
+        return known.of(members) if isinstance(known, _Rows) else known.of(tuple(number))
+
+
+def _rows(found: RowMap, members: Sequence[Compute]) -> _Rows:
+    place: dict[Axis, Place] = {a: (k, d) for k, c in enumerate(members) for d, a in enumerate(axes_in_order(c))}
+    member = {c.out: k for k, c in enumerate(members)}
+    return _Rows(
+        tuple(place[a] for a in found.outer),
+        tuple((place[a], place[b]) for a, b in found.axis_of.items()),
+        tuple(member[v] for v in found.inline),
+        tuple(found.level[c.out] for c in members),
+        tuple((member[v], n) for v, n in found.buffers),
+    )
+
+
+def _unfit(found: Unfit, number: dict[Value, int]) -> _Unfit | None:
+    """None where the words hold names that cannot be told from the rest."""
+    words: list[str | int | _Printed] = []
+    for w in found.words:
+        if isinstance(w, str):
+            words.append(w)
+        elif isinstance(w, Value):
+            words.append(number[w])
+        else:
+            source = value_text(w.source.name)
+            if loads(*w.index) or not str(w).startswith(source):
+                return None
+            words += (_Printed(number[w.source]), str(w).removeprefix(source))
+    return _Unfit(found.code, tuple(words))
+
+
+def _spelt(word: str | int | _Printed, values: Sequence[Value]) -> str:
+    if isinstance(word, str):
+        return word
+    return values[word].name if isinstance(word, int) else value_text(values[word.number].name)
