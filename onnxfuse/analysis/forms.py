@@ -7,10 +7,10 @@ symbols are, because messages print them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Container, Hashable, Iterable
+from typing import NamedTuple, TypeVar
 
-from onnxfuse.ir.expr import Apply, Expr, Load, var, walk
+from onnxfuse.ir.expr import Apply, Expr, Load, Var
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Compute
 
@@ -18,13 +18,29 @@ T = TypeVar("T")
 Form = tuple[int, ...]
 
 
+class Formed(NamedTuple):
+    """The number of a Compute's form, the values it reads in the order in which the form counts them, its loads."""
+
+    number: int
+    sources: tuple[Value, ...]
+    loads: list[Load]
+
+
 class Forms:
     """Numbers of the forms that were met, and what was found out about groups of a form."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
-        self._known: dict[Value, tuple[int, tuple[Value, ...]]] = {}
+        self._known: dict[Value, Formed] = {}
         self._found: dict[Hashable, object] = {}
+
+    def meet(self, c: Compute) -> Formed:
+        """The form of a Compute."""
+        known = self._known.get(c.out)
+        if known is None:
+            key, sources, loads = _form(c)
+            known = self._known[c.out] = Formed(self._numbers.setdefault(key, len(self._numbers)), sources, loads)
+        return known
 
     def group(self, members: Iterable[Compute], marked: Container[Value]) -> tuple[Form, dict[Value, int]]:
         """The form of a group, and a number for every value it makes (first, in order) or reads.
@@ -34,21 +50,13 @@ class Forms:
         number = {c.out: k for k, c in enumerate(members)}
         form: list[int] = []
         for v in tuple(number):
-            own, sources = self._known[v]
+            own, sources, _ = self._known[v]
             form += (own, v in marked)
             form += [number.setdefault(s, len(number)) for s in sources]
         return tuple(form), number
 
-    def meet(self, members: Iterable[Compute]) -> None:
-        """Number members that were not seen before; to be done before `group`."""
-        for c in members:
-            if c.out not in self._known:
-                key, sources = _form(c)
-                self._known[c.out] = self._numbers.setdefault(key, len(self._numbers)), sources
-
-    def once(self, what: Hashable, members: Sequence[Compute], marked: Container[Value], make: Callable[[], T]) -> T:
+    def once(self, what: Hashable, members: Iterable[Compute], marked: Container[Value], make: Callable[[], T]) -> T:
         """What `make` finds out about `members`, asked once of every form; it may depend on nothing else."""
-        self.meet(members)
         key = (what, self.group(members, marked)[0])
         if key not in self._found:
             self._found[key] = make()
@@ -60,19 +68,36 @@ def axes_in_order(c: Compute) -> tuple[Axis, ...]:
     return c.axes if c.reduce is None else (*c.axes, *c.reduce.axes)
 
 
-def _form(c: Compute) -> tuple[Hashable, tuple[Value, ...]]:
-    """The form of one Compute, and the values it reads in the order in which the form counts them."""
-    axes = axes_in_order(c)
-    at: dict[Expr, int] = {var(a): -1 - k for k, a in enumerate(axes)}  # axes count down, what is computed up
+def _form(c: Compute) -> tuple[Hashable, tuple[Value, ...], list[Load]]:
+    """The form of one Compute, the values it reads, its loads (as `ir.expr.loads` orders them)."""
+    axes, roots = axes_in_order(c), c.roots
+    place = {a: ~k for k, a in enumerate(axes)}  # axes count down, what is computed up
+    at: dict[Expr, int] = {}
     sources: dict[Value, int] = {}
+    found: list[Load] = []
     code: list[Hashable] = []
-    for e in walk(*c.roots):
-        if isinstance(e, Load):
-            code.append((sources.setdefault(e.source, len(sources)), *[at[i] for i in e.index]))
-        elif isinstance(e, Apply):
-            code.append((e.prim.name, e.dtype, *[at[a] for a in e.args]))
-        elif e in at:
+    stack = list(reversed(roots))
+    while stack:
+        e = stack[-1]
+        below = e.args if isinstance(e, Apply) else e.index if isinstance(e, Load) else ()
+        missing = []
+        for x in below:
+            if x not in at:
+                if isinstance(x, Var) and x.axis in place:
+                    at[x] = place[x.axis]
+                else:
+                    missing.append(x)
+        if missing:
+            stack += reversed(missing)
             continue
+        stack.pop()
+        if e in at:
+            continue
+        if isinstance(e, Load):
+            found.append(e)
+            code.append((sources.setdefault(e.source, len(sources)), *[at[x] for x in below]))
+        elif isinstance(e, Apply):
+            code.append((e.prim.name, e.dtype, *[at[x] for x in below]))
         else:
             code.append(e)
         at[e] = len(code)
@@ -80,4 +105,5 @@ def _form(c: Compute) -> tuple[Hashable, tuple[Value, ...]]:
     over = None if r is None else (len(r.axes), r.combine.name, r.init, r.acc)
     types = tuple([(v.tensor.dtype, v.tensor.shape) for v in sources])
     loops = tuple([(a.name, a.extent) for a in axes])
-    return (c.out.tensor.dtype, loops, over, types, tuple([at[e] for e in c.roots]), *code), tuple(sources)
+    key = (c.out.tensor.dtype, loops, over, types, tuple([at[e] for e in roots]), *code)
+    return key, tuple(sources), found

@@ -66,7 +66,6 @@ class RowForms:
 
     def rows(self, members: Sequence[Compute], writes: Collection[Value]) -> RowMap | Refusal:
         """As `analysis.rows.rows`."""
-        self._forms.meet(members)
         form, number = self._forms.group(members, set(writes))
         known = self._known.get(form)
         if known is None:

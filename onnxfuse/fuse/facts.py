@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+from onnxfuse.analysis.forms import Formed, Forms
 from onnxfuse.analysis.kinds import kind_in_tvm, kinds
 from onnxfuse.analysis.rows import EXPENSIVE
 from onnxfuse.analysis.traffic import dearest, points, sample, size
 from onnxfuse.config import FusionConfig, FusionMode
 from onnxfuse.fuse.group import INJECTIVE, OPAQUE, RECOMPUTE
 from onnxfuse.ir.expr import Apply, Load, axes_of, walk
-from onnxfuse.ir.expr import loads as find_loads
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Compute, Item, LoopGraph, Opaque, results
 from onnxfuse.ir.op import Kind
@@ -40,6 +40,7 @@ class Facts:
     loads    loads of every Compute, by its value
     inputs   numbers of the values every Compute loads: of its item if a Compute makes it, else beyond all items
     needed   values that must exist under their own name whatever is fused: graph outputs, captured values
+    forms    has met every Compute
     """
 
     items: tuple[Item, ...]
@@ -55,6 +56,7 @@ class Facts:
     loads: dict[Value, list[Load]]
     inputs: list[tuple[int, ...]]
     needed: frozenset[Value]
+    forms: Forms
 
     def reads(self, c: Compute) -> Iterable[Value]:
         """Values a Compute reads, in order of first use."""
@@ -69,9 +71,31 @@ class Facts:
         return made[0].name if made else item.node.name
 
 
+class _OfForm:
+    """What is the same for every Compute of a form."""
+
+    def __init__(self, c: Compute, formed: Formed, in_tvm: bool) -> None:
+        found = kinds(c, formed.loads)
+        self.node = found.node
+        self.edges = [found.edges[v] for v in formed.sources]
+        self.level = (kind_in_tvm(c, found.node, formed.loads) if in_tvm else found.node).level
+        self.levels = [e.level for e in self.edges]
+        self.pointwise = c.reduce is None
+        self.plain = self.pointwise and all(e is Kind.ELEMWISE for e in self.edges)
+        self.dear = self.pointwise and dearest(c.body) >= EXPENSIVE
+        self._repeats: dict[int, bool] = {}
+
+    def repeats(self, c: Compute, k: int, formed: Formed) -> bool:
+        """`repeats` of the source with this number."""
+        if k not in self._repeats:
+            self._repeats[k] = repeats(c, formed.sources[k], formed.loads)
+        return self._repeats[k]
+
+
 def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
     """Number the live items of `loops` and classify their edges."""
-    items, loads = live_items(loops)
+    forms = Forms()
+    items, loads = live_items(loops, forms)
     needed = frozenset(loops.outputs) | captured(items)
     producer = {v: i for i, item in enumerate(items) for v in results(item)}
     n = len(items)
@@ -83,6 +107,7 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
     succ: list[list[int]] = [[] for _ in range(n)]
     label: list[list[int]] = [[] for _ in range(n)]
     readers: dict[Value, list[int]] = {}
+    of_form: dict[int, _OfForm] = {}
     node_edges = config.mode is FusionMode.TVM
     for i, item in enumerate(items):
         levels: dict[int, int] = {}
@@ -90,26 +115,29 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
             reads = item.reads
             levels = {producer[v]: OPAQUE for v in reads if v in producer}
         else:
-            k = kinds(item, loads[item.out])
-            node[i] = k.node
-            inputs[i] = tuple([number.setdefault(v, n + len(number)) for v in k.edges])
-            reads = tuple(k.edges)
+            formed = forms.meet(item)
+            k = of_form.get(formed.number)
+            if k is None:
+                k = of_form[formed.number] = _OfForm(item, formed, node_edges)
+            node[i], reads = k.node, formed.sources
+            inputs[i] = tuple([number.setdefault(v, n + len(number)) for v in reads])
             pinned[i] = is_pinned(item, config.keep)
-            rank = kind_in_tvm(item, k.node, loads[item.out]) if node_edges else k.node
-            kind[i] = OPAQUE if pinned[i] else rank.level
-            flat[i] = item.reduce is None and all(e is Kind.ELEMWISE for v, e in k.edges.items() if v in producer)
-            dear[i] = item.reduce is None and dearest(item.body) >= EXPENSIVE
-            for v, edge in k.edges.items():
+            kind[i] = OPAQUE if pinned[i] else k.level
+            flat[i] = k.plain or (
+                k.pointwise and all(e is Kind.ELEMWISE for v, e in zip(reads, k.edges, strict=True) if v in producer)
+            )
+            dear[i] = k.dear
+            for at, v in enumerate(reads):
                 p = producer.get(v)
                 if p is not None:
-                    level = kind[i] if node_edges or pinned[i] else edge.level
-                    if dear[p] and level <= INJECTIVE and repeats(item, v, loads[item.out]):
+                    level = kind[i] if node_edges or pinned[i] else k.levels[at]
+                    if dear[p] and level <= INJECTIVE and k.repeats(item, at, formed):
                         level = level if node_edges else RECOMPUTE
-                    elif dear[p] and item.reduce is None:
+                    elif dear[p] and k.pointwise:
                         dear[i] = True
                     levels[p] = max(levels.get(p, 0), level)
             # Operands no code loads only order the two; nothing fuses across such an edge.
-            operands = [v for v in dict.fromkeys(item.node.reads) if v not in k.edges]
+            operands = [v for v in dict.fromkeys(item.node.reads) if v not in reads]
             levels.update({producer[v]: OPAQUE for v in operands if v in producer})
             reads = (*reads, *operands)
         for v in reads:
@@ -119,7 +147,7 @@ def facts(loops: LoopGraph, config: FusionConfig) -> Facts:
             succ[p].append(i)
             label[p].append(level)
     extern = [any(v in needed for v in results(item)) for item in items]
-    return Facts(items, node, kind, succ, label, extern, pinned, flat, producer, readers, loads, inputs, needed)
+    return Facts(items, node, kind, succ, label, extern, pinned, flat, producer, readers, loads, inputs, needed, forms)
 
 
 def repeats(c: Compute, v: Value, loads: list[Load]) -> bool:
@@ -149,7 +177,7 @@ def captured(items: tuple[Item, ...]) -> frozenset[Value]:
     return frozenset(v for item in items if isinstance(item, Opaque) for v in item.node.captures)
 
 
-def live_items(loops: LoopGraph) -> tuple[tuple[Item, ...], dict[Value, list[Load]]]:
+def live_items(loops: LoopGraph, forms: Forms) -> tuple[tuple[Item, ...], dict[Value, list[Load]]]:
     """All nodes that stay and the Computes something needs; loads of the latter."""
     wanted = set(loops.outputs)
     out: list[Item] = []
@@ -158,8 +186,9 @@ def live_items(loops: LoopGraph) -> tuple[tuple[Item, ...], dict[Value, list[Loa
         if isinstance(item, Opaque):
             wanted.update(item.reads)
         elif item.out in wanted:
-            found = loads[item.out] = find_loads(*item.roots)
-            wanted.update(ld.source for ld in found)
+            formed = forms.meet(item)
+            loads[item.out] = formed.loads
+            wanted.update(formed.sources)
             wanted.update(item.node.reads)
         else:
             continue

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from onnxfuse.analysis import traffic
 from onnxfuse.analysis.footing import Footing
-from onnxfuse.analysis.forms import Forms
 from onnxfuse.analysis.row_forms import RowForms
 from onnxfuse.config import FusionConfig
 from onnxfuse.errors import Refusal
@@ -65,8 +64,7 @@ class Merger:
         self.order = Order(order, owner, known.succ)
         self.alias: dict[int, int] = {}  # a cluster that joined -> the one it is part of, perhaps joined as well
         self.clusters: dict[int, Cluster] = {}
-        self.forms = Forms()
-        self.rows = RowForms(self.forms, self.loads).rows
+        self.rows = RowForms(known.forms, self.loads).rows
         self.bytes: dict[Value, int] = {}
         self.splits = 0
         self.changes = 0
@@ -135,7 +133,16 @@ class Merger:
         both = ca.exits & cb.reads
         shared = tuple(both) if len(both) < 2 else tuple(sorted(both, key=self.known.producer.__getitem__))
         return Pair(
-            ca, cb, self.config, self.computes, self.leaves, self.nbytes, self.loads, self.rows, self.forms, shared
+            ca,
+            cb,
+            self.config,
+            self.computes,
+            self.leaves,
+            self.nbytes,
+            self.loads,
+            self.rows,
+            self.known.forms,
+            shared,
         )
 
     def beside(self, a: int, b: int) -> Pair:
