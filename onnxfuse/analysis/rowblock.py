@@ -66,7 +66,7 @@ def row_block(
     written: Value | None = None
     index: tuple[Expr, ...] = ()
     if last is not None:
-        tail = _after(members, last)
+        tail = _after(members, last, loads_of)
         core = tuple(c for c in members if c not in tail)
         if set(writes) != {tail[-1].out if tail else last.out}:
             return Refusal(CODE, "more than the last product is needed outside")
@@ -91,12 +91,12 @@ def row_block(
     return RowBlock(core, found, first, last, written, index)
 
 
-def _after(members: Sequence[Compute], c: Compute) -> list[Compute]:
+def _after(members: Sequence[Compute], c: Compute, loads_of: Loads) -> list[Compute]:
     """Members that need `c`."""
     made = {c.out}
     out = []
     for m in members:
-        if any(v in made for v in m.reads):
+        if any(ld.source in made for ld in loads_of(m)):
             made.add(m.out)
             out.append(m)
     return out

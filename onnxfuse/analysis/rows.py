@@ -24,11 +24,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from onnxfuse.analysis.inlined import inlined_loads
 from onnxfuse.analysis.kinds import same_extent
 from onnxfuse.analysis.maps import WrittenOutError, inline_loads
 from onnxfuse.analysis.traffic import dearest, point_cost
 from onnxfuse.errors import Refusal
-from onnxfuse.ir.expr import Expr, Load, Var, axes_of, loads
+from onnxfuse.ir.expr import Expr, Load, Var, axes_of
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Compute
 from onnxfuse.ir.simplify import as_dim, bounds
@@ -125,42 +126,24 @@ def on_rows(
     inline: set[Value] = set()
     while True:
         try:
-            roots = _inlined(members, inline)
+            changed = inlined_loads(members, inline, loads_of)
         except WrittenOutError as error:
             return Unfit("NF_RECOMPUTE", (error.what, error.source))
         except OverflowError as error:  # of dimensions
             return Unfit("NF_RECOMPUTE", (str(error),))
-        reads = [
-            _Read(c, ld, made[ld.source])
-            for c in members
-            if c.out not in inline
-            for ld in (loads(*roots[c.out]) if c.out in roots else loads_of(c))
-            if ld.source in made
-        ]
-        solid = [c for c in members if c.out not in inline]
-        bridges = _bridges([(c, loads(*roots[c.out]) if c.out in roots else loads_of(c)) for c in solid], made)
-        found = _solve(solid, reads, written, level, bridges, deciding)
-        if isinstance(found, Unfit):
-            return found
-        if isinstance(found, RowMap):
-            return replace(found, inline=frozenset(inline))
-        for v, problem in found.items():
+        solid = [(c, changed[c.out] if c.out in changed else loads_of(c)) for c in members if c.out not in inline]
+        reads = [_Read(c, ld, made[ld.source]) for c, found in solid for ld in found if ld.source in made]
+        bridges = _bridges(solid, made)
+        answer = _solve([c for c, _ in solid], reads, written, level, bridges, deciding)
+        if isinstance(answer, Unfit):
+            return answer
+        if isinstance(answer, RowMap):
+            return replace(answer, inline=frozenset(inline))
+        for v, problem in answer.items():
             if _too_dear(made[v], members):
                 cost = f" (cost {dearest(made[v].body)}) must not be computed twice"
                 return Unfit("NF_RECOMPUTE", (*problem.words, ", and ", v, cost))
-        inline |= found.keys()
-
-
-def _inlined(members: Sequence[Compute], inline: set[Value]) -> dict[Value, tuple[Expr, ...]]:
-    """Roots of the members that change when the values of `inline` are substituted."""
-    bodies: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
-    out: dict[Value, tuple[Expr, ...]] = {}
-    for c in members:
-        if bodies and any(v in bodies for v in c.reads):
-            out[c.out] = tuple(inline_loads(r, bodies) for r in c.roots)
-        if c.out in inline:
-            bodies[c.out] = (c.axes, out.get(c.out, c.roots)[0])
-    return out
+        inline |= answer.keys()
 
 
 def _too_dear(c: Compute, members: Sequence[Compute]) -> bool:
