@@ -60,7 +60,7 @@ def _composed(members: Sequence[Compute], inline: Collection[Value], loads_of: L
                     continue
                 inner, its, most = bodies[ld.source]
                 size += most
-                at = {var(a): ix for a, ix in zip(inner.axes, ld.index, strict=True)}
+                at: dict[Expr, Expr] = {var(a): ix for a, ix in zip(inner.axes, ld.index, strict=True)}
                 brought.update((_moved(x, at), None) for x in its)
             mine = out[c.out] = list(brought)
         if any(isinstance(x, Load) for ld in mine for ix in ld.index for x in walk(ix)):

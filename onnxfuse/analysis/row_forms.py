@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from onnxfuse.analysis.footing import Footing, footing
 from onnxfuse.analysis.forms import Form, Forms, axes_in_order
-from onnxfuse.analysis.rows import RowMap, Unfit, on_rows
+from onnxfuse.analysis.rows import RowMap, Unfit, bare, on_rows
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.expr import Load, loads
 from onnxfuse.ir.graph import Value
@@ -56,17 +57,70 @@ class _Rows:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Footing:
+    """A Footing; members by number, axes by place."""
+
+    outer: tuple[Place, ...]
+    axis_of: tuple[tuple[Place, Place], ...]
+    inline: tuple[int, ...]
+    reducing: bool
+    bytes: int
+
+    def of(self, members: Sequence[Compute]) -> Footing:
+        axes = [axes_in_order(c) for c in members]
+        return Footing(
+            tuple([axes[k][d] for k, d in self.outer]),
+            {axes[k][d]: axes[i][e] for (k, d), (i, e) in self.axis_of},
+            frozenset([members[k].out for k in self.inline]),
+            self.reducing,
+            self.bytes,
+        )
+
+
 class RowForms:
-    """Remembers what `rows` said."""
+    """Remembers what `rows` said, and how groups stand."""
 
     def __init__(self, forms: Forms, loads_of: Callable[[Compute], list[Load]]) -> None:
-        self._forms = forms
+        self.forms = forms
         self._loads_of = loads_of
         self._known: dict[Form, _Rows | _Unfit] = {}
+        self._stand: dict[Form, _Footing] = {}
+        self._bare: dict[int, tuple[int, ...]] = {}
 
     def rows(self, members: Sequence[Compute], writes: Collection[Value]) -> RowMap | Refusal:
         """As `analysis.rows.rows`."""
-        form, number = self._forms.group(members, set(writes))
+        return self._rows(members, writes, *self.forms.group(members, set(writes)))
+
+    def barely_read(self, c: Compute) -> list[Value]:
+        """Values that `c` reads by bare variables, every element once."""
+        number, sources, found = self.forms.meet(c)
+        known = self._bare.get(number)
+        if known is None:
+            plain = {ld.source for ld in found if bare(ld)}
+            known = self._bare[number] = tuple([k for k, v in enumerate(sources) if v in plain])
+        return [sources[k] for k in known]
+
+    def footing(
+        self, members: Sequence[Compute], writes: Collection[Value], quick: Callable[[], Footing | None] = lambda: None
+    ) -> Footing | Refusal:
+        """The footing of members that stand on rows; `quick` may find it without looking at all of them."""
+        form, number = self.forms.group(members, set(writes))
+        known = self._stand.get(form)
+        if known is not None:
+            return known.of(members)
+        how = None if form in self._known else quick()
+        if how is None:
+            found = self._rows(members, writes, form, number)
+            if isinstance(found, Refusal):
+                return found
+            how = footing(found, members)
+        self._stand[form] = _standing(how, members)
+        return how
+
+    def _rows(
+        self, members: Sequence[Compute], writes: Collection[Value], form: Form, number: dict[Value, int]
+    ) -> RowMap | Refusal:
         known = self._known.get(form)
         if known is None:
             found = on_rows(members, writes, self._loads_of)
@@ -77,8 +131,23 @@ class RowForms:
         return known.of(members) if isinstance(known, _Rows) else known.of(tuple(number))
 
 
+def _places(members: Sequence[Compute]) -> dict[Axis, Place]:
+    return {a: (k, d) for k, c in enumerate(members) for d, a in enumerate(axes_in_order(c))}
+
+
+def _standing(how: Footing, members: Sequence[Compute]) -> _Footing:
+    place = _places(members)
+    return _Footing(
+        tuple([place[a] for a in how.outer]),
+        tuple([(place[a], place[b]) for a, b in how.axis_of.items()]),
+        tuple([k for k, c in enumerate(members) if c.out in how.inline]),
+        how.reducing,
+        how.row_bytes(lambda: members),
+    )
+
+
 def _rows(found: RowMap, members: Sequence[Compute]) -> _Rows:
-    place: dict[Axis, Place] = {a: (k, d) for k, c in enumerate(members) for d, a in enumerate(axes_in_order(c))}
+    place = _places(members)
     member = {c.out: k for k, c in enumerate(members)}
     return _Rows(
         tuple(place[a] for a in found.outer),

@@ -64,7 +64,7 @@ class Merger:
         self.order = Order(order, owner, known.succ)
         self.alias: dict[int, int] = {}  # a cluster that joined -> the one it is part of, perhaps joined as well
         self.clusters: dict[int, Cluster] = {}
-        self.rows = RowForms(known.forms, self.loads).rows
+        self.forms = RowForms(known.forms, self.loads)
         self.bytes: dict[Value, int] = {}
         self.splits = 0
         self.changes = 0
@@ -140,8 +140,7 @@ class Merger:
             self.leaves,
             self.nbytes,
             self.loads,
-            self.rows,
-            self.known.forms,
+            self.forms,
             shared,
         )
 

@@ -49,7 +49,7 @@ def _runs_alone(m: Merger, items: list[int]) -> bool:
     members = m.computes(items)
     needed = m.known.needed
     writes = [c.out for c in members if c.out in needed or not inside.issuperset(m.known.readers[c.out])]
-    return not isinstance(m.rows(members, writes), Refusal)
+    return not isinstance(m.forms.rows(members, writes), Refusal)
 
 
 def _views_off(m: Merger, b: Cluster) -> tuple[list[int], list[list[int]]]:

@@ -12,16 +12,16 @@ it that become its order of storing. The acyclicity test (NF_CYCLE, NF_CYCLE_BUD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Generic, TypeVar
 
-from onnxfuse.analysis.footing import Footing, Link, at_one_point, bent, footing, joined
-from onnxfuse.analysis.forms import Forms
+from onnxfuse.analysis.footing import Footing, Link, at_one_point, bent, joined
 from onnxfuse.analysis.kinds import factors
 from onnxfuse.analysis.maps import AFFINE, inline_loads, level, offset
 from onnxfuse.analysis.placement import placement
+from onnxfuse.analysis.row_forms import RowForms
 from onnxfuse.analysis.rows import RowMap
 from onnxfuse.analysis.traffic import sample
 from onnxfuse.config import FusionConfig
@@ -101,8 +101,7 @@ class Pair:
     leaves: Callable[[Value, Cluster, Cluster], bool]  # still read outside both
     nbytes: Callable[[Value], int]
     loads: Callable[[Compute], list[Load]]
-    rows_of: Callable[[Sequence[Compute], Collection[Value]], RowMap | Refusal]
-    forms: Forms
+    forms: RowForms
     shared: tuple[Value, ...] = ()
     span: int = 0  # how far apart they stand in the order of groups
 
@@ -129,18 +128,15 @@ class Pair:
     @once
     def rows(self) -> RowMap | Refusal:
         """The row map of both together, from all members."""
-        return self.rows_of(self.members, self.writes)
+        return self.forms.rows(self.members, self.writes)
 
     @once
     def footing(self) -> Footing | Refusal:
         """How both together stand on rows: from the reads between them, or else from all members."""
-        how = self._joined()
-        if how is not None:
-            return how
-        found = self.rows
-        return found if isinstance(found, Refusal) else footing(found, self.members)
+        return self.forms.footing(self.members, self.writes, self._found)
 
-    def _joined(self) -> Footing | None:
+    def _found(self) -> Footing | None:
+        """By the reads between the two; None when those do not tell."""
         if not self.shared or self.a.siblings or self.b.siblings:
             return None  # what ties siblings depends on all of them
         if any(map(bent, self.links)):
@@ -153,11 +149,9 @@ class Pair:
             members = self.computes(c.items)
             if c.flat or len(members) == 1:
                 c.footing = at_one_point(members)
-            else:
-                found = self.rows_of(members, c.exits)
-                c.footing = found if isinstance(found, Refusal) else footing(found, members)
-            if isinstance(c.footing, Footing):
                 c.footing.row_bytes(lambda: members)
+            else:
+                c.footing = self.forms.footing(members, c.exits)
         return c.footing
 
     @once
@@ -222,7 +216,7 @@ def no_prologue(p: Pair) -> str | None:
     if any(p.leaves(v, p.a, p.b) for v in p.a.makes):
         return "used elsewhere"
     both = [*members, *p.computes(p.b.items)]
-    return p.forms.once((no_prologue, len(members)), both, (), lambda: _no_prologue(p, members))
+    return p.forms.forms.once((no_prologue, len(members)), both, (), lambda: _no_prologue(p, members))
 
 
 def _no_prologue(p: Pair, members: Sequence[Compute]) -> str | None:
@@ -417,14 +411,10 @@ PLACED: tuple[Rule, ...] = (
 def first_refusal(p: Pair, rules: tuple[Rule, ...] = RULES) -> No | None:
     """The first rule that says no."""
     for rule in rules:
-        no = _checked(rule, p)
+        try:
+            no = rule.check(p)
+        except OverflowError as error:  # what the two compute would be written out too often
+            no = No("NF_RECOMPUTE", (("why", str(error)),))
         if no is not None and (rule.needed or no.code not in p.config.skip):
             return no
     return None
-
-
-def _checked(rule: Rule, p: Pair) -> No | None:
-    try:
-        return rule.check(p)
-    except OverflowError as error:  # what the two compute would be written out too often
-        return No("NF_RECOMPUTE", (("why", str(error)),))

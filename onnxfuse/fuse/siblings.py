@@ -9,7 +9,6 @@ Same form as RULES (rules.py); NF_CYCLE and NF_CYCLE_BUDGET come after these, in
 
 from __future__ import annotations
 
-from onnxfuse.analysis.rows import bare
 from onnxfuse.errors import Refusal
 from onnxfuse.fuse.rules import Cluster, No, Pair, Rule, io_cap, local_buffer, parallel_rows, pinned, reduce_cap
 from onnxfuse.ir.graph import Value
@@ -35,7 +34,7 @@ def same_map(p: Pair) -> No | None:
 def _plain(p: Pair, side: Cluster) -> frozenset[Value]:
     """What some member of one side reads by bare variables."""
     if side.plain is None:
-        side.plain = frozenset(ld.source for c in p.computes(side.items) for ld in p.loads(c) if bare(ld))
+        side.plain = frozenset([v for c in p.computes(side.items) for v in p.forms.barely_read(c)])
     return side.plain
 
 
