@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx
 
 from onnxfuse.errors import UsageError
-from onnxfuse.frontend.protos import all_graphs, domain_of, imports_of, subgraphs
+from onnxfuse.frontend.protos import all_graphs, domain_of, imports_of, subgraphs, told
 from onnxfuse.ir.graph import fresh_name
 
 MOST_NODES = 1_000_000  # a model of functions that call functions may be this large when all are expanded
@@ -187,8 +187,9 @@ def _expand(
     if len(call.input) > len(function.input) or len(call.output) > len(function.output):
         raise UsageError(
             "E_INVALID_MODEL",
-            f"node {call.name!r} calls function {function.domain}::{function.name} with too many arguments",
+            f"{told(call)} gives function {function.domain}::{function.name} too many arguments",
             f"{len(call.input)} inputs of {len(function.input)}, {len(call.output)} outputs of {len(function.output)}",
+            "the call and the function were exported from different versions of it",
         )
     given = {a.name: a for a in call.attribute}
     attrs = {a.name: given.get(a.name, a) for a in function.attribute_proto}

@@ -22,6 +22,7 @@ from onnxfuse.frontend.wire import Found, scan
 
 ModelLike = str | os.PathLike[str] | bytes | bytearray | onnx.ModelProto | onnx_ir.Model
 PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
+_DAMAGED = "the file is damaged, or was written by something with a bug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _take_apart(whole: onnx.ModelProto, path: Path | None, found: Sequence[Found
         if not tensor.name:
             raise UsageError("E_INVALID_MODEL", f"{what}: an initializer has no name", f"dims {list(tensor.dims)}")
         if isinstance(tensor.name, bytes):
-            raise UsageError("E_PARSE", "the model has text that is not UTF-8: TensorProto.name")
+            raise _bad_text("TensorProto.name", tensor.name)
         if tensor.name in tensors:
             raise UsageError("E_DUPLICATE_VALUE", f"initializer {tensor.name!r} is there twice")
         tensors[tensor.name] = _tensor(tensor, places) if place is None else _in_model_file(place, path)
@@ -233,8 +234,12 @@ def _external(proto: onnx.TensorProto, places: _Places) -> onnx_ir.ExternalTenso
         offset = int(info.get("offset") or 0)
         length = int(info["length"]) if info.get("length") else expected
     except ValueError as error:
-        what = f"offset or length of the external data of tensor {proto.name!r} is no number"
-        raise UsageError("E_EXTERNAL_SIZE", what, str(error)) from error
+        raise UsageError(
+            "E_EXTERNAL_SIZE",
+            f"offset or length of the external data of tensor {proto.name!r} is no number",
+            f"offset {info.get('offset', '')!r}, length {info.get('length', '')!r}"[:200],
+            "both are decimal numbers of bytes: export the model again",
+        ) from error
     size = path.stat().st_size
     if offset < 0 or length != expected or offset + length > size:
         raise UsageError(
@@ -254,7 +259,9 @@ def _data_type(proto: onnx.TensorProto) -> onnx_ir.DataType:
     try:
         dtype = onnx_ir.DataType(proto.data_type)
     except ValueError as error:
-        raise UsageError("E_TENSOR", f"tensor {proto.name!r}: unknown element type {proto.data_type}") from error
+        raise UsageError(
+            "E_TENSOR", f"tensor {proto.name!r}: unknown element type {proto.data_type}", hint=_DAMAGED
+        ) from error
     if dtype == onnx_ir.DataType.UNDEFINED:
         raise UsageError("E_TENSOR", f"tensor {proto.name!r} has no element type")
     return dtype
@@ -264,7 +271,9 @@ def _elements(proto: onnx.TensorProto) -> int:
     total = 1
     for d in proto.dims:
         if d < 0:
-            raise UsageError("E_TENSOR", f"tensor {proto.name!r} has a negative dimension", f"dims {list(proto.dims)}")
+            raise UsageError(
+                "E_TENSOR", f"tensor {proto.name!r} has a negative dimension", f"dims {list(proto.dims)}", _DAMAGED
+            )
         total *= d
     return total
 
@@ -296,7 +305,7 @@ def _mismatch(proto: onnx.TensorProto, needed: int, unit: str, stored: int) -> U
         "E_TENSOR",
         f"tensor {proto.name!r}: data does not match its dimensions",
         f"dims {list(proto.dims)} {_data_type(proto)} need {needed} {unit}, found {stored}",
-        "the file is damaged, or was written by something with a bug",
+        _DAMAGED,
     )
 
 
@@ -320,7 +329,7 @@ def _refuse_bad_text(proto: onnx.ModelProto) -> None:
         message = stack.pop()
         if isinstance(message, onnx.TensorProto):  # listing its fields would copy the data
             if isinstance(message.name, bytes):
-                raise UsageError("E_PARSE", "the model has text that is not UTF-8: TensorProto.name")
+                raise _bad_text("TensorProto.name", message.name)
             continue
         for field, value in message.ListFields():
             if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
@@ -328,9 +337,14 @@ def _refuse_bad_text(proto: onnx.ModelProto) -> None:
             items = value if field.is_repeated else [value]
             if field.type == field.TYPE_MESSAGE:
                 stack.extend(items)
-            elif any(isinstance(item, bytes) for item in items):
-                kind = message.DESCRIPTOR.name
-                raise UsageError("E_PARSE", f"the model has text that is not UTF-8: {kind}.{field.name}")
+            elif bad := next((item for item in items if isinstance(item, bytes)), None):
+                raise _bad_text(f"{message.DESCRIPTOR.name}.{field.name}", bad)
+
+
+def _bad_text(field: str, text: bytes) -> UsageError:
+    shown = repr(text[:80])[2:-1]
+    hint = "the exporter wrote it in another encoding, or the file is damaged"
+    return UsageError("E_PARSE", f"the model has text that is not UTF-8: {field}", f"it is '{shown}'", hint)
 
 
 def _internalise(proto: onnx.TensorProto, places: _Places) -> None:
@@ -359,5 +373,6 @@ def opset_of(proto: onnx.ModelProto) -> dict[str, int]:
                 "E_OPSET_IMPORT",
                 f"domain {domain or 'ai.onnx'!r} is imported twice",
                 f"versions {found[domain]} and {entry.version}",
+                "keep the one the nodes are written for",
             )
     return found

@@ -143,6 +143,14 @@ def _tensor(proto: onnx.TensorProto) -> np.ndarray:
     return onnx_ir.serde.TensorProtoTensor(proto).numpy()
 
 
+def told(node: onnx.NodeProto) -> str:
+    """What a message calls a node."""
+    if node.name:
+        return f"node {node.name!r} ({node.op_type})"
+    made = next((o for o in node.output if o), "")
+    return f"the {node.op_type} node without a name" + (f" that makes {made!r}" if made else "")
+
+
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Graphs in the attributes of a node (not those nested deeper)."""
     for attr in node.attribute:

@@ -14,7 +14,7 @@ from onnx import checker, defs, shape_inference
 
 from onnxfuse.errors import UsageError
 from onnxfuse.frontend.inline import too_large
-from onnxfuse.frontend.protos import all_graphs, domain_of, dtype_of, imports_of, raw_bytes, subgraphs
+from onnxfuse.frontend.protos import all_graphs, domain_of, dtype_of, imports_of, raw_bytes, subgraphs, told
 from onnxfuse.ir.expr import sym
 from onnxfuse.ir.graph import fresh_name
 from onnxfuse.ir.types import Dim, TensorType, tensor
@@ -71,7 +71,43 @@ def check(small: onnx.ModelProto) -> None:
     except checker.ValidationError as error:
         why = " ".join(line.strip() for line in str(error).splitlines() if line.strip() and "Context" not in line)
         hint = "onnx.checker.check_model says it as well"
+        imports = imports_of(lenient.opset_import)
+        culprit = _culprit(lenient.graph, imports)
+        if culprit is not None:
+            why = f"{told(culprit)}: {why}"
+            hint = _other_opset(culprit, imports) or hint
         raise UsageError("E_INVALID_MODEL", "the model is not valid ONNX", why, hint) from error
+
+
+def _culprit(graph: onnx.GraphProto, imports: Mapping[str, int]) -> onnx.NodeProto | None:
+    """The innermost node that is not valid by itself."""
+    found, pending = None, [graph]
+    while pending:
+        bad = next((n for g in pending for n in g.node if not _valid(n, imports)), None)
+        found, pending = bad or found, [] if bad is None else list(subgraphs(bad))
+    return found
+
+
+def _valid(node: onnx.NodeProto, imports: Mapping[str, int]) -> bool:
+    context = checker.C.CheckerContext()
+    context.ir_version, context.opset_imports = onnx.IR_VERSION, dict(imports)
+    try:
+        checker.check_node(node, context)
+    except checker.ValidationError:
+        return False
+    return True
+
+
+def _other_opset(node: onnx.NodeProto, imports: Mapping[str, int]) -> str:
+    """What to do about a node that is written as another opset wants it."""
+    mine = imports.get("", 0)
+    if domain_of(node.domain) or not mine:
+        return ""
+    others = sorted(range(1, NEWEST_OPSET + 1), key=lambda v: abs(v - mine))
+    fits = next((v for v in others if defs.has(node.op_type, v) and _valid(node, {**imports, "": v})), None)
+    if fits is None:
+        return ""
+    return f"the node is written as in opset {fits}, the model imports opset {mine}: one of the two is wrong"
 
 
 def _forgive(model: onnx.ModelProto) -> None:
@@ -118,7 +154,7 @@ def refuse_unknown_ops(model: onnx.ModelProto, imports: Mapping[str, int]) -> No
             if domain not in imports:
                 raise UsageError(
                     "E_OPSET_IMPORT",
-                    f"node {node.name!r} ({node.op_type}) is of domain {domain or 'ai.onnx'!r}, which is not imported",
+                    f"{told(node)} is of domain {domain or 'ai.onnx'!r}, which is not imported",
                     f"opset_import has {sorted(imports) or 'nothing'}",
                     "add the domain to opset_import",
                 )
@@ -130,7 +166,7 @@ def refuse_unknown_ops(model: onnx.ModelProto, imports: Mapping[str, int]) -> No
             "E_UNKNOWN_OP",
             f"ops that do not exist in the default domain: {', '.join(unknown[:5])}{more}",
             f"the model imports opset {imports['']}",
-            "custom ops need a domain of their own",
+            "custom ops need a domain of their own; standard ones an opset_import that has them",
         )
 
 
@@ -182,7 +218,7 @@ def _refuse_undefined(graph: onnx.GraphProto, made: Iterable[str]) -> None:
             if missing:
                 raise UsageError(
                     "E_UNDEFINED_VALUE",
-                    f"node {node.name!r} ({node.op_type}) reads {missing[0]!r}, which nothing defines",
+                    f"{told(node)} reads {missing[0]!r}, which nothing defines",
                     f"input {list(node.input).index(missing[0])} of {len(node.input)}",
                     "a node, an initializer or a graph input of this name is missing",
                 )

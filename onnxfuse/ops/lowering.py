@@ -75,21 +75,36 @@ _MISFITS = (
 def answering(ask: Callable[P, R]) -> Callable[P, R]:
     """A body meets attributes and shapes that nobody checked (perm=[0, 5], kernel_shape of another rank).
 
-    Whatever it stumbles over is a reason to leave the node to onnxruntime, which refuses it or knows better. The
-    samples of tests/ops fail when an entry declines what it should cover, so this hides no mistake of ours.
+    Whatever it stumbles over is a reason to leave the node to onnxruntime, which refuses it or knows better; the reason
+    says what the node was given where it says nothing else. The samples of tests/ops fail when an entry declines what
+    it should cover, so this hides no mistake of ours.
     """
 
     @wraps(ask)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return ask(*args, **kwargs)
+        except Unsupported as error:
+            if error.code != "UN_SHAPE_MISMATCH" or error.why:
+                raise
+            raise Unsupported(error.code, error.what, _given(args[0])) from error
         except _MISFITS as error:
             node = args[0]
             assert isinstance(node, Node)
-            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            raise Unsupported("UN_MISFIT", f"{node.op} node {node.name!r} does not fit its entry", what) from error
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            what = f"{node.op} node {node.name!r}: its inputs and attributes do not go together"
+            raise Unsupported("UN_MISFIT", what, f"{_given(node)} ({said})") from error
 
     return run
+
+
+def _given(node: object) -> str:
+    """Types of a node's inputs, and its attributes, briefly."""
+    assert isinstance(node, Node)
+    inputs = ["nothing" if v is None else str(v.type or "of unknown type") for v in node.inputs]
+    attrs = [f"{name} = {value}" for name, value in node.attrs.items() if isinstance(value, int | float | tuple)]
+    said = ", ".join([*inputs, *attrs])
+    return said if len(said) <= 200 else f"{said[:200]}..."
 
 
 Facts = Mapping[Value, Known]  # known elements of integer values (shape arithmetic) and small constants

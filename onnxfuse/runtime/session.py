@@ -25,6 +25,7 @@ from onnxfuse.files import finish
 # metadata_props of the model: what the library was made of, and its bytes
 DIGEST_KEY, SUM_KEY = "onnxfuse.library_digest", "onnxfuse.library_sha256"
 SUFFIX = ".so"
+_BOTH = "copy both files, or load the model with onnxruntime itself (it runs without the kernels)"
 
 _ORT_ERRORS = (RuntimeError, errors.Fail, errors.InvalidArgument, errors.NotImplemented, errors.RuntimeException)
 
@@ -78,18 +79,18 @@ def check_pair(model_path: str | PathLike[str], library: Path) -> None:
 
 def _check_pair(model: Path, library: Path) -> None:
     if not model.is_file():
-        raise UsageError("E_MODEL", f"no such model: {model}")
+        raise UsageError("E_MODEL", f"no such model: {model}", f"current directory: {Path.cwd()}")
     if not library.is_file():
         raise UsageError(
             "E_LIBRARY",
             f"no library beside {model}",
             f"expected {library}",
-            "copy both files, or load the model with onnxruntime itself (it runs without the kernels)",
+            _BOTH,
         )
     told = _metadata(model)
     wanted, found = told.get(DIGEST_KEY), library_digest(library)
     if found is None:
-        raise UsageError("E_LIBRARY", f"{library} was not made by onnxfuse", "it holds no digest")
+        raise UsageError("E_LIBRARY", f"{library} was not made by onnxfuse", "it holds no digest", _BOTH)
     if wanted is not None and wanted != found:
         raise UsageError(
             "E_LIBRARY",

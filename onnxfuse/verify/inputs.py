@@ -493,7 +493,10 @@ def samples(
                 yield sample, run(sample.feeds)
             except ort.ORT_ERRORS as exc:
                 raise UsageError(
-                    "E_INPUT_REFUSED", f"the original model refuses {sample.label}", _first_line(exc)
+                    "E_INPUT_REFUSED",
+                    f"the original model refuses {sample.label}",
+                    _first_line(exc),
+                    "not a matter of the optimization: give data the model is made for",
                 ) from exc
         return
     for name, shape in config.test_shapes.items():

@@ -153,6 +153,7 @@ def data_for_one_of_two_inputs(w: World) -> str:
     "E_INPUT_REFUSED",
     "the original model refuses data.npz",
     "[ONNXRuntimeError] : ...indices element out of data bounds, idx=9 must be within...",
+    "not a matter of the optimization: give data the model is made for",
 )
 def data_the_model_refuses(w: World) -> str:
     w.model("[look] y = Gather(x, i)", "(float[4] x, int64[1] i) => (float[1] y)")
@@ -193,7 +194,7 @@ def text_of_no_level(w: World) -> str:
     return w.error(lambda: parse.parse("kernel k(%x: f32[4] -> "))
 
 
-@shows("E_MODEL", "no such model: in.onnx")
+@shows("E_MODEL", "no such model: in.onnx", "current directory: <here>")
 def a_session_of_no_model(w: World) -> str:
     return w.error(lambda: onnxfuse.InferenceSession("in.onnx"))
 
@@ -209,7 +210,12 @@ def a_session_without_library(w: World) -> str:
     return w.error(lambda: onnxfuse.InferenceSession("in.onnx"))
 
 
-@shows("E_LIBRARY", "in.so was not made by onnxfuse", "it holds no digest")
+@shows(
+    "E_LIBRARY",
+    "in.so was not made by onnxfuse",
+    "it holds no digest",
+    "copy both files, or load the model with onnxruntime itself (it runs without the kernels)",
+)
 def a_library_of_something_else(w: World) -> str:
     w.model()
     (w.here / "in.so").write_bytes(b"\x7fELF")

@@ -43,7 +43,12 @@ def a_truncated_file(w: World) -> str:
     return w.optimize()
 
 
-@shows("E_PARSE", "the model has text that is not UTF-8: ValueInfoProto.name")
+@shows(
+    "E_PARSE",
+    "the model has text that is not UTF-8: ValueInfoProto.name",
+    "it is 'n\\xff\\xfee_of_y'",
+    "the exporter wrote it in another encoding, or the file is damaged",
+)
 def text_that_is_not_utf8(w: World) -> str:
     data = w.model("name_of_y = Exp(x)", "(float[4] x) => (float[4] name_of_y)").SerializeToString()
     (w.here / "in.onnx").write_bytes(data.replace(b"name_of_y", b"n\xff\xfee_of_y"))
@@ -76,7 +81,8 @@ def a_file_protobuf_cannot_hold(w: World) -> str:
 @shows(
     "E_INVALID_MODEL",
     "the model is not valid ONNX",
-    "Mismatched attribute type in 'LeakyRelu_0 : alpha'. Expected: 'FLOAT', actual: 'INT'",
+    "node 'LeakyRelu_0' (LeakyRelu): Mismatched attribute type in 'LeakyRelu_0 : alpha'. "
+    "Expected: 'FLOAT', actual: 'INT'",
     "onnx.checker.check_model says it as well",
 )
 def an_attribute_of_the_wrong_type(w: World) -> str:
@@ -84,7 +90,35 @@ def an_attribute_of_the_wrong_type(w: World) -> str:
     return w.optimize()
 
 
-@shows("E_INVALID_MODEL", "node '' calls function f::twice with too many arguments", "2 inputs of 1, 1 outputs of 1")
+@shows(
+    "E_INVALID_MODEL",
+    "the model is not valid ONNX",
+    "node 'axes' (Unsqueeze): Node(axes) with schema(::Unsqueeze:13) has input size 1 not in range [min=2, max=2].",
+    "the node is written as in opset 12, the model imports opset 17: one of the two is wrong",
+)
+def a_node_of_another_opset(w: World) -> str:
+    w.model("[axes] y = Unsqueeze<axes = [0]>(x)", "(float[4] x) => (float[1,4] y)")
+    return w.optimize()
+
+
+@shows(
+    "E_INVALID_MODEL",
+    "the model is not valid ONNX",
+    "node 'inner' (Cast): Required attribute 'to' is missing.",
+    "onnx.checker.check_model says it as well",
+)
+def a_branch_that_is_not_valid(w: World) -> str:
+    branches = "then_branch = g () => (t) { [inner] t = Cast(x) }, else_branch = h () => (e) { e = Exp(x) }"
+    w.model(f"y = If (c) <{branches}>", "(float[4] x, bool c) => (float[4] y)")
+    return w.optimize()
+
+
+@shows(
+    "E_INVALID_MODEL",
+    "the twice node without a name that makes 'y' gives function f::twice too many arguments",
+    "2 inputs of 1, 1 outputs of 1",
+    "the call and the function were exported from different versions of it",
+)
 def a_function_called_with_too_much(w: World) -> str:
     head = '<ir_version: 8, opset_import: ["": 17, "f": 1]>'
     body = "twice (a) => (b) { b = Add(a, a) }"
@@ -162,7 +196,12 @@ def a_domain_that_is_not_imported(w: World) -> str:
     return w.optimize()
 
 
-@shows("E_OPSET_IMPORT", "domain 'ai.onnx' is imported twice", "versions 17 and 13")
+@shows(
+    "E_OPSET_IMPORT",
+    "domain 'ai.onnx' is imported twice",
+    "versions 17 and 13",
+    "keep the one the nodes are written for",
+)
 def one_domain_in_two_versions(w: World) -> str:
     proto = w.model()
     proto.opset_import.add(domain="ai.onnx", version=13)
@@ -174,7 +213,7 @@ def one_domain_in_two_versions(w: World) -> str:
     "E_UNKNOWN_OP",
     "ops that do not exist in the default domain: Gelu (node 'act', new in opset 20)",
     "the model imports opset 17",
-    "custom ops need a domain of their own",
+    "custom ops need a domain of their own; standard ones an opset_import that has them",
 )
 def an_operator_of_a_newer_opset(w: World) -> str:
     w.model("[act] y = Gelu(x)", opset=17)
@@ -194,7 +233,12 @@ def data_that_do_not_fit_the_dimensions(w: World) -> str:
     return w.optimize()
 
 
-@shows("E_TENSOR", "tensor 'w' has a negative dimension", "dims [-4]")
+@shows(
+    "E_TENSOR",
+    "tensor 'w' has a negative dimension",
+    "dims [-4]",
+    "the file is damaged, or was written by something with a bug",
+)
 def a_negative_dimension(w: World) -> str:
     proto = w.model("y = Add(x, w)")
     proto.graph.initializer.append(TensorProto(name="w", data_type=1, dims=[-4], raw_data=b""))
@@ -271,7 +315,8 @@ def a_data_file_that_is_too_short(w: World) -> str:
 @shows(
     "E_EXTERNAL_SIZE",
     "offset or length of the external data of tensor 'w' is no number",
-    "invalid literal for int() with base 10: 'eight'",
+    "offset 'eight', length ''",
+    "both are decimal numbers of bytes: export the model again",
 )
 def an_offset_that_is_no_number(w: World) -> str:
     (w.here / "w.bin").write_bytes(bytes(20))

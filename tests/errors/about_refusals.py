@@ -119,13 +119,14 @@ model(
 model(
     "UN_MISFIT",
     "Transpose_0 (Transpose)",
-    "Transpose node 'Transpose_0' does not fit its entry: IndexError: tuple index out of range",
+    "Transpose node 'Transpose_0': its inputs and attributes do not go together: f32[2,2], perm = (0, 5) "
+    "(IndexError: tuple index out of range)",
     "(float[2,2] x) => (float[a,b] y) { y = Transpose<perm = [0, 5]>(x) }",
 )
 model(
     "UN_SHAPE_MISMATCH",
     "Add_0 (Add)",
-    "dimensions 3 and 4 do not broadcast",
+    "dimensions 3 and 4 do not broadcast: f32[3], f32[4]",
     "(float[3] x, float[4] z) => (float[a] y) { y = Add(x, z) }",
 )
 
