@@ -212,6 +212,39 @@ def test_a_mask_that_is_longer_than_the_cache_is_refused_as_by_onnxruntime(tmp_p
             session.run(None, wrong)
 
 
+HALF = """g (float16[B,2,S,8] q, float16[B,2,T,8] k, float16[B,2,T,8] v) => (float16[B,S,U] y) {
+        q32 = Cast<to=1>(q)
+        k32 = Cast<to=1>(k)
+        v32 = Cast<to=1>(v)
+        turned = Transpose<perm=[0,1,3,2]>(k32)
+        scores = MatMul(q32, turned)
+        p = Softmax<axis=-1>(scores)
+        heads = MatMul(p, v32)
+        half = Cast<to=10>(heads)
+        rows = Transpose<perm=[0,2,1,3]>(half)
+        shape = Constant<value_ints=[0,0,16]>()
+        y = Reshape(rows, shape)
+    }"""
+
+
+def test_attention_in_f32_between_halves_is_one_kernel_that_stores_halves(tmp_path: Path) -> None:
+    feeds = [{"q": random(2, 2, s, 8), "k": random(2, 2, t, 8), "v": random(2, 2, t, 8)} for s, t in ((5, 9), (1, 3))]
+    halves = [{name: x.astype(np.float16) for name, x in feed.items()} for feed in feeds]
+    plans = agrees(model(HALF), tmp_path, *halves, tol=1e-3)
+    assert len(plans.calls) == 1
+
+
+def test_a_result_that_is_rounded_and_widened_again_keeps_its_rounding(tmp_path: Path) -> None:
+    twice = HALF.replace("float16[B,S,U] y", "float[B,S,U] y").replace("(half)", "(wide)")
+    m = model(twice.replace("rows =", "wide = Cast<to=1>(half)  rows ="))
+    feed = {"q": random(1, 2, 4, 8), "k": random(1, 2, 6, 8), "v": random(1, 2, 6, 8)}
+    agrees(m, tmp_path, {name: x.astype(np.float16) for name, x in feed.items()}, tol=1e-3)
+    (y,) = onnxfuse.InferenceSession(tmp_path / "out.onnx").run(
+        None, {name: x.astype(np.float16) for name, x in feed.items()}
+    )
+    assert (y == y.astype(np.float16)).all()
+
+
 def test_question_marks_are_no_symbol(tmp_path: Path) -> None:
     m = model("g (float[1,3,H,W] x) => (float[1,3,P,Q] y) { e = Exp(x)  y = Relu(e) }")
     for dim in m.graph.input[0].type.tensor_type.shape.dim[2:]:

@@ -6,13 +6,14 @@
 The members run as one row program (analysis/rows.py) over the axes the row reductions keep: the first product fills a
 row, the stages work on it, the last product consumes it. A template runs blocks of rows, so that the products are
 matrix products and the rows stay in cache. Views behind the last product (its transpose, then a reshape) are turned
-into the index of its store. Facts only; structure decides, not names.
+into the index of its store, a Cast into its type. Facts only; structure decides, not names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from onnxfuse.analysis.kinds import factors
 from onnxfuse.analysis.maps import inline_loads
@@ -105,10 +106,14 @@ def _after(members: Sequence[Compute], c: Compute, loads_of: Loads) -> list[Comp
 def _store_index(last: Compute, tail: Sequence[Compute]) -> tuple[Expr, ...] | None:
     """Where a point of `last` goes in the value at the end of `tail`; None if that is not a bijection we can write."""
     bodies: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
+    types = [c.out.tensor.dtype for c in (last, *tail)]
+    if sum(a is not b for a, b in pairwise(types)) > 1:
+        return None  # rounded, then something else
     for c in tail:
-        if c.reduce is not None or not isinstance(c.body, Load):
+        read = _uncast(c.body)
+        if c.reduce is not None or not isinstance(read, Load):
             return None
-        bodies[c.out] = (c.axes, inline_loads(c.body, bodies))
+        bodies[c.out] = (c.axes, inline_loads(read, bodies))
     axes, body = bodies[tail[-1].out]
     if not isinstance(body, Load) or body.source is not last.out:
         return None
@@ -128,6 +133,11 @@ def _store_index(last: Compute, tail: Sequence[Compute]) -> tuple[Expr, ...] | N
     if not same(dim_expr(last.out.tensor.size), dim_expr(tail[-1].out.tensor.size)):
         return None
     return tuple(mapping.get(var(a), i64(0)) for a in axes)
+
+
+def _uncast(e: Expr) -> Expr:
+    """What a Cast to a narrower or wider type reads: the store does that."""
+    return e.args[0] if isinstance(e, Apply) and e.prim.name == "cast" else e
 
 
 def _digit(ix: Expr) -> tuple[Axis, Expr] | None:

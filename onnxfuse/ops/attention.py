@@ -283,11 +283,8 @@ def _may_be_empty(mask: GraphTensor | None, valid: GraphTensor | None, how: _Sco
 
 @composite(since=23)
 def RotaryEmbedding(x, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=0, rotary_embedding_dim=0):
-    """Rotation of pairs of elements by position."""
+    """Rotation of pairs of elements by position; the runtime gathers the rows of run-time positions."""
     if position_ids is not None:
-        if position_ids.known is None:
-            why = "RotaryEmbedding by run-time positions: indices are checked by the runtime"
-            raise Unsupported("UN_DATA_DEPENDENT", why)
         cos_cache, sin_cache = (Gather(c, position_ids, axis=0) for c in (cos_cache, sin_cache))
     flat = x.rank == 3
     w = wide(_headed(x, num_heads) if flat else x)

@@ -16,7 +16,7 @@ from onnxfuse.analysis.placement import Placement, placement
 from onnxfuse.analysis.rowblock import is_product, row_block
 from onnxfuse.analysis.rows import RowMap, inline_loads, rows
 from onnxfuse.errors import Refusal, Unsupported
-from onnxfuse.ir.expr import Expr, Load, acc, i64, load, rebuild, substitute, var, walk
+from onnxfuse.ir.expr import Expr, Load, acc, cast, i64, load, rebuild, substitute, var, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Stage, Store
 from onnxfuse.ir.loops import Axis, Compute, Reduce
@@ -287,7 +287,8 @@ class _Rows:
         rule = c.reduce
         value = acc(rule.acc) if rule.finish is None else self._outer(self._own(rule.finish))
         plain = Reduce(_looped(rule.axes), rule.combine, rule.init, rule.acc)
-        return Stage(private, tuple(Store(t, i, value) for t, i in targets), plain, body)
+        stores = tuple(Store(t, i, cast(value, t.tensor.dtype)) for t, i in targets)
+        return Stage(private, stores, plain, body)
 
     def _own(self, e: Expr) -> Expr:
         """Substitute what is substituted, read what is kept from its local."""

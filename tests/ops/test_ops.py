@@ -52,7 +52,7 @@ DECLINED = {
     "Gemm": ["beta=0"],
     "GlobalLpPool": ["p=3"],
     "LpNormalization": ["before opset 11"],
-    "RotaryEmbedding": ["run-time positions"],
+    "RotaryEmbedding": ["run-time indices"],
 }
 
 
