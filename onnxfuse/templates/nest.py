@@ -22,6 +22,7 @@ from onnxfuse.ir.expr import (
     Load,
     acc,
     apply,
+    axes_of,
     i64,
     lit,
     load,
@@ -318,7 +319,7 @@ class _Known:
 
 
 def _share_division(nest: Nest) -> Nest:
-    """Softmax: exp(x)/sum(exp(x)) as a product with the reciprocal of the sum, found once per row.
+    """Softmax, exp(x)/sum(exp(x)), and norms, x/sqrt(y), as products with a reciprocal that is found once per row.
 
     The product is off by at most 1.5 units in the last place, a division by half of one. Other quotients stay as they
     are, because they may be expected to be exact.
@@ -329,10 +330,12 @@ def _share_division(nest: Nest) -> Nest:
         products: dict[Expr, Expr] = {}
         factors: dict[Expr, list[Store]] = {}
         for e in walk(*stage_roots(stage)) if stage.axes else ():
-            if isinstance(e, Apply) and _is_share(e, known):
+            if isinstance(e, Apply) and (_is_share(e, known) or _is_normed(e, stage)):
                 part, total = e.args
                 if total not in factors:
-                    factors[total] = _factors(len(stages) + len(factors), total, total in known.ordinary)
+                    # A root is 0, infinite, or far from where its reciprocal would over- or underflow.
+                    ordinary = total in known.ordinary or not isinstance(total, Load)
+                    factors[total] = _factors(len(stages) + len(factors), total, ordinary)
                 for st in factors[total]:
                     part = part * load(st.target, (), DType.F32)
                 products[e] = part
@@ -377,6 +380,14 @@ def _is_share(e: Apply, known: _Known) -> bool:
     if isinstance(part, Load):
         return part.source in known.sums[total]
     return isinstance(part, Apply) and part.prim.name == "exp"
+
+
+def _is_normed(e: Apply, stage: Step) -> bool:
+    """A quotient by a square root that is the same for all of a row."""
+    if e.prim.name != "div" or e.dtype is not DType.F32:
+        return False
+    root = e.args[1]
+    return isinstance(root, Apply) and root.prim.name == "sqrt" and not axes_of(root) & set(stage.axes)
 
 
 def _factors(k: int, total: Expr, ordinary: bool) -> list[Store]:

@@ -421,6 +421,30 @@ def test_quotients_that_may_be_exact_stay_divisions():
 
 
 @pytest.mark.parametrize("target", MACHINES)
+@pytest.mark.parametrize("columns", [64, 75])
+def test_a_row_over_the_root_of_its_squares_is_a_product(target, columns, rng):
+    """Also where the root is 0, subnormal squares', infinite or NaN."""
+    x, y, total = t("x", 7, columns), t("y", 7, columns), t("total")
+    i, c, d = Axis("i", 7), Axis("c", columns), Axis("d", columns)
+    add = Reduce((c,), PRIMS["add"], lit(0.0, F32), F32)
+    square = at(x, var(i), var(c)) * at(x, var(i), var(c))
+    stages = (
+        Stage((), (Store(total, (), acc(F32)),), add, square),
+        Stage((d,), (Store(y, (var(i), var(d)), at(x, var(i), var(d)) / apply("sqrt", at(total))),)),
+    )
+    k = Kernel("k", (x,), (y,), (i,), stages, locals=(Local(total),))
+    assert len(tidy(k).stages) == 3  # the second finds the reciprocal
+    values = f32(rng, 7, columns)
+    values[1] = 0.0
+    values[2] *= 1e-22
+    values[3] *= 1e19
+    values[4, 5] = np.inf
+    values[5, 6] = np.nan
+    values[6] = np.copysign(0.0, values[6])
+    agree(k, target, [values], rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", MACHINES)
 def test_layer_norm_over_two_axes(target, rng):
     x, g, y, mu, r = t("x", 5, 6, 7), t("g", 6, 7), t("y", 5, 6, 7), t("mu"), t("r")
     i = Axis("i", 5)
