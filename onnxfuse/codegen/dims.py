@@ -15,6 +15,7 @@ from onnxfuse.codegen.scalar_expr import Env, emit_expr
 from onnxfuse.errors import CompileError
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Apply, Expr, Lit, Sym, syms_of, walk
+from onnxfuse.ir.given import Part
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, Kernel
 
@@ -99,8 +100,12 @@ class _Dims:
     def bind(self, raw: list[ir.Value]) -> None:
         b = self.build.ir
         for binding in self.kernel.dims:
-            got = self.element(binding) if binding.data else raw[self.start[binding.value] + binding.axis]
-            where = self.place(self.kernel.inputs.index(binding.value), binding.axis, binding.data)
+            at = self.kernel.inputs.index(binding.value)
+            if binding.part is None:
+                got = raw[self.start[binding.value] + binding.axis]
+            else:
+                got = self.element(binding, binding.part)
+            where = self.place(at, binding.axis, binding.part is not None)
             value = b.sub(got, self.build.i64(binding.offset)) if binding.offset else got
             if binding.scale != 1:
                 text = f"{where}expected a multiple of {binding.scale}"
@@ -114,13 +119,24 @@ class _Dims:
             if before is not value:
                 self.require_equal(f"{where}expected {binding.sym} = ", before, value)
 
-    def element(self, binding: DimBinding) -> ir.Value:
-        """An element of an integer input (its static shape has been checked before)."""
-        build = self.build
+    def element(self, binding: DimBinding, part: Part) -> ir.Value:
+        """What a symbol stands for of an element (the input's static shape has been checked before)."""
+        build, b = self.build, self.build.ir
         typ = ir.IntType(8 * binding.value.tensor.dtype.bytes)
         data = build.load(build.offset(self.bufs_ptr, self.kernel.inputs.index(binding.value), PTR), PTR)
         raw = build.load(build.offset(data, binding.axis, typ), typ)
-        return raw if typ == I64 else build.ir.sext(raw, I64)
+        if part is Part.BITS:
+            return b.zext(raw, I64)
+        value = raw if typ == I64 else b.sext(raw, I64)
+        if part is Part.WHOLE:
+            return value
+        zero, negative = build.i64(0), b.icmp_signed("<", value, build.i64(0))
+        if part is Part.PLUS:
+            return b.select(negative, zero, value)
+        # The lowest number has no opposite: for a start or an end the number beside it says the same.
+        lowest = b.icmp_signed("==", value, build.i64(-(1 << 63)))
+        opposite = b.select(lowest, build.i64((1 << 63) - 1), b.sub(zero, value))
+        return b.select(negative, opposite, zero)
 
     def checks(self, raw: list[ir.Value]) -> None:
         for check in self.kernel.checks:

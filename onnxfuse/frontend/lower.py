@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.frontend.atomize import Atomized
+from onnxfuse.ir.given import readable, symbols
 from onnxfuse.ir.graph import Node, Value
-from onnxfuse.ir.loops import Item, LoopGraph, Opaque
+from onnxfuse.ir.loops import Compute, Item, LoopGraph, Opaque, symbols_of
 from onnxfuse.ir.op import Family
 from onnxfuse.ops.dsl import Known
 from onnxfuse.ops.lowering import lower_node
@@ -23,6 +24,7 @@ def lower(atomized: Atomized) -> LoopGraph:
     items: list[Item] = []
     for node in graph.nodes:
         items.extend(_lower(node, atomized.facts, atomized.refusals.get(node)))
+    items = _steering(items)
     inputs = tuple(dict.fromkeys((*graph.inputs, *graph.defaults)))
     return LoopGraph(graph.name, inputs, tuple(items), graph.outputs, graph.consts, atomized.facts)
 
@@ -46,3 +48,16 @@ def _lower(node: Node, facts: Mapping[Value, Known], refusal: Refusal | None) ->
         return [Opaque(node, Refusal("UN_ARITY", f"{node.op} has outputs the entry does not make"))]
     bad = [c.out for c in computes if not c.out.tensor.dtype.computable]
     return [Opaque(node, Refusal("UN_DTYPE", f"{bad[0]}"))] if bad else list(computes)
+
+
+def _steering(items: list[Item]) -> list[Item]:
+    """What kernels read as dimensions is there before they run: the nodes that make it stay with the runtime."""
+    computes = [i for i in items if isinstance(i, Compute)]
+    used = symbols_of(computes)
+    if not used:
+        return items
+    steers = {c.out for c in computes if readable(c.out.tensor) and any(s in used for _, _, s in symbols(c.out))}
+    nodes = {c.node for c in computes if c.out in steers}
+    why = Refusal("UN_SHAPE", "what it makes is a shape, axes or the like of another node; stays on the host")
+    opaque = {n: Opaque(n, why) for n in nodes}
+    return list(dict.fromkeys(opaque.get(i.node, i) for i in items))

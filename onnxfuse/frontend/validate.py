@@ -16,6 +16,7 @@ from onnxfuse.errors import UsageError
 from onnxfuse.frontend.inline import too_large
 from onnxfuse.frontend.protos import all_graphs, domain_of, dtype_of, imports_of, raw_bytes, subgraphs, told
 from onnxfuse.ir.expr import sym
+from onnxfuse.ir.given import MARK
 from onnxfuse.ir.graph import fresh_name
 from onnxfuse.ir.types import Dim, TensorType, tensor
 
@@ -269,4 +270,6 @@ def _dim(dim: onnx.TensorShapeProto.Dimension, fresh: str, taken: set[str]) -> D
         return int(dim.dim_value)
     name = dim.dim_param
     # "?" is a placeholder (Paddle writes it for every unknown), not one symbol.
-    return sym(name if name not in ("", "?") else fresh_name(fresh, taken))
+    if name in ("", "?"):
+        return sym(fresh_name(fresh, taken))
+    return sym(f"{name}'" if name.endswith(MARK) else name)  # those names are the symbols of elements'

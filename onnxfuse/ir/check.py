@@ -13,6 +13,7 @@ from typing import NoReturn
 from onnxfuse.errors import IRError
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Acc, Apply, Expr, Load, Sym, Var, syms_of, walk
+from onnxfuse.ir.given import readable, symbols
 from onnxfuse.ir.graph import Graph, Value
 from onnxfuse.ir.interp import COMBINE
 from onnxfuse.ir.kernel import Kernel, Stage
@@ -92,6 +93,11 @@ def _distinct(c: _Check, things: Iterable[object], code: str, what: str) -> None
 
 def _dims_syms(types: Iterable[TensorType | None]) -> set[Sym]:
     return syms_of(*(d for t in types if t is not None for d in t.shape if isinstance(d, Expr)))
+
+
+def _given(values: Iterable[Value]) -> set[Sym]:
+    """The symbols of elements that can be read at run time."""
+    return {s for v in values if v.type is not None and readable(v.type) for _, _, s in symbols(v)}
 
 
 def _extents(axes: Iterable[Axis]) -> list[Expr]:
@@ -210,7 +216,7 @@ def _loops(g: LoopGraph) -> None:
     c.need(len(known) == len(g.inputs) + len(g.consts), "IR_SSA", "an input is defined twice")
     for v in known:
         _type(c, v.type, str(v))
-    syms = _dims_syms(v.type for v in known)
+    syms = _dims_syms(v.type for v in known) | _given(known)
     for item in g.items:
         c.item = item
         if isinstance(item, Compute):
@@ -218,7 +224,7 @@ def _loops(g: LoopGraph) -> None:
         else:
             for v in item.reads:
                 c.need(v in known, "IR_VALUE", f"node {item.node.name!r} reads {v}, which is not defined before")
-            syms |= _dims_syms(v.type for v in item.node.results)
+            syms |= _dims_syms(v.type for v in item.node.results) | _given(item.node.results)
         for v in results(item):
             c.need(v not in known, "IR_SSA", f"{v} is defined twice")
             _type(c, v.type, str(v))
@@ -374,7 +380,7 @@ def _kernel_dims(c: _Check, k: Kernel) -> set[Sym]:
     syms: set[Sym] = set()
     for b in k.dims:
         c.item = b
-        places = b.value.tensor.size if b.data else b.value.tensor.rank
+        places = b.value.tensor.rank if b.part is None else b.value.tensor.size
         inside = isinstance(places, int) and 0 <= b.axis < places
         c.need(b.value in k.inputs and inside, "IR_SYM", f"{b.sym} is bound to no input axis or element")
         c.need(b.scale >= 1, "IR_SYM", f"{b.sym} is bound with scale {b.scale}")

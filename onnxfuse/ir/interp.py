@@ -18,6 +18,7 @@ import numpy.typing as npt
 from onnxfuse.errors import IRError, UsageError
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Acc, Apply, Expr, Lit, Load, Sym, Var, syms_of, walk
+from onnxfuse.ir.given import numbers
 from onnxfuse.ir.graph import Constant, Node, Value
 from onnxfuse.ir.kernel import Kernel, Stage, Store
 from onnxfuse.ir.loops import Axis, Compute, LoopGraph, Reduce
@@ -291,6 +292,7 @@ def run_loops(
         if v.name in inputs:
             arrays[v] = np.asarray(inputs[v.name])
             bind(v.type, arrays[v].shape, syms)
+            syms |= numbers(v, arrays[v])
     for v, const in {**loops.consts, **(consts or {})}.items():
         arrays.setdefault(v, const.numpy())
     for item in loops.items:
@@ -304,6 +306,7 @@ def run_loops(
             if out is not None:
                 arrays[out] = np.asarray(array)
                 bind(out.type, arrays[out].shape, syms)
+                syms |= numbers(out, arrays[out])
     return {v.name: arrays[v] for v in (*loops.outputs, *keep)}
 
 
@@ -311,7 +314,8 @@ def bind_kernel(kernel: Kernel, arrays: Mapping[Value, Array]) -> dict[Sym, int]
     """The kernel's run-time dimensions from the shapes of its inputs; UsageError when a shape does not fit."""
     syms: dict[Sym, int] = {}
     for b in kernel.dims:
-        got = int(arrays[b.value].flat[b.axis]) if b.data else arrays[b.value].shape[b.axis]
+        array = arrays[b.value]
+        got = array.shape[b.axis] if b.part is None else b.part.of(array.flat[b.axis])
         n = got - b.offset
         if n % b.scale or n < 0:
             raise UsageError("E_SHAPE", f"{b.value} axis {b.axis}: {n + b.offset} is not {b.scale}*{b.sym}+{b.offset}")

@@ -30,6 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxfuse.ir.expr import Expr, Load, Sym, loads
+from onnxfuse.ir.given import Part
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Reduce
 from onnxfuse.ir.types import TensorType
@@ -78,8 +79,8 @@ class Stage:
 class DimBinding:
     """`sym` = shape of `value` at `axis`, minus `offset`, divided by `scale` (exact; else the input is refused).
 
-    With `data`: element `axis` of `value` itself (flat), an integer tensor of static shape: the target of a Reshape or
-    Expand, the end of a Slice ... names a dimension that no input has.
+    With `part`: of element `axis` of `value` itself (flat), a tensor of static shape: the target of an Expand,
+    the end of a Slice ... names a dimension that no input has.
     """
 
     sym: Sym
@@ -87,7 +88,7 @@ class DimBinding:
     axis: int
     scale: int = 1
     offset: int = 0
-    data: bool = False
+    part: Part | None = None
 
 
 @dataclass(frozen=True, slots=True)

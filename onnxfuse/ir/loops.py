@@ -12,14 +12,14 @@ of `out`, or of `reduce.acc` before `finish`. A view is just a Compute whose bod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, Lit, Load, loads
+from onnxfuse.ir.expr import Expr, Lit, Load, Sym, loads, syms_of
 from onnxfuse.ir.graph import Constant, Node, Value
 from onnxfuse.ir.prims import Prim
 from onnxfuse.ir.types import Dim
@@ -133,6 +133,15 @@ class LoopGraph:
 
     def __repr__(self) -> str:
         return f"<LoopGraph {self.name}>"
+
+
+def symbols_of(computes: Iterable[Compute]) -> set[Sym]:
+    """The run-time dimensions that computes name."""
+    found: set[Sym] = set()
+    for c in computes:
+        loops = (*c.axes, *(c.reduce.axes if c.reduce is not None else ()))
+        found |= syms_of(*c.roots, *c.needs, *(a.extent for a in loops if isinstance(a.extent, Expr)))
+    return found
 
 
 def results(item: Item) -> tuple[Value, ...]:

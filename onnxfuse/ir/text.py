@@ -516,7 +516,7 @@ def _kernel(k: Kernel, names: Names) -> Iterator[Line]:
     yield k, f"kernel {_title(k.name, names)}({ins}) -> ({outs}) outer {_axes(k.outer, names)}{origin} {{"
     for b in k.dims:
         rule = (f" - {b.offset}" if b.offset else "") + (f" / {b.scale}" if b.scale != 1 else "")
-        source = "data" if b.data else "shape"
+        source = b.part or "shape"
         yield b, f"  dim {b.sym} = {source}({names.value(b.value)}, {b.axis}){rule}"
     for c in k.checks:
         yield c, f"  check shape({names.value(c.value)}, {c.axis}) == {c.expr}"

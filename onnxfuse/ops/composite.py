@@ -69,18 +69,23 @@ def LogSoftmax(x, *, axis=-1):
     return log_softmax(x, [axis_of(axis, x.rank)])
 
 
-def _log_sum_exp(x: GraphTensor, axes: list[int] | None, keepdims: int) -> GraphTensor:
-    every = list(range(x.rank)) if axes is None else sorted(axis_of(a, x.rank) for a in axes)
+def _log_sum_exp(x: GraphTensor, axes: GraphTensor | list[int] | None, keepdims: int) -> GraphTensor:
+    if isinstance(axes, GraphTensor):
+        every: GraphTensor | list[int] = axes
+    else:
+        every = list(range(x.rank)) if axes is None else sorted(axis_of(a, x.rank) for a in axes)
     if not x.dtype.is_float:
         raise Unsupported("UN_DTYPE", f"ReduceLogSumExp on {x.dtype} is not implemented")
     w = wide(x)
-    if not every:
+    if every == []:
         return back(Log(Exp(w)), x.dtype)
     top = ReduceMax(w, axes=every, keepdims=1)
     if x.builder.opset < 8 and w.dtype is DType.F64:
         raise Unsupported("UN_DTYPE", "Clip takes no f64 in opset 7, and Min does not broadcast")
     huge = float(np.finfo(w.dtype.numpy).max)  # an infinite maximum must not become inf - inf
     top = Max(Min(top, huge), -huge) if x.builder.opset >= 8 else Clip_6(top, min=-huge, max=huge)
+    if isinstance(axes, GraphTensor) and not keepdims:  # no Squeeze of what is known at run time: sums of one element
+        return back(Log(ReduceSum(Exp(w - top), axes, keepdims=0)) + ReduceSum(top, axes, keepdims=0), x.dtype)
     total = back(Log(ReduceSum(Exp(w - top), axes=every, keepdims=1)) + top, x.dtype)
     return total if keepdims else Squeeze(total, axes=every)
 
@@ -94,6 +99,8 @@ def ReduceLogSumExp_1(x, *, axes=None, keepdims=1):
 @composite(since=18)
 def ReduceLogSumExp(x, axes=None, *, keepdims=1, noop_with_empty_axes=0):
     """log(sum(e**x)), shifted by the maximum."""
+    if axes is not None and axes.known is None and axes.type.size != 0:  # at run time: no Squeeze of what is not known
+        return _log_sum_exp(x, axes, keepdims)
     listed = None if axes is None else axes.ints()
     if noop_with_empty_axes and not listed:
         return Log(Exp(x))

@@ -18,7 +18,8 @@ import numpy as np
 
 from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Apply, Expr, Lit, Operand, apply, as_expr, cast, i64, lit, load, where
+from onnxfuse.ir.expr import Apply, Expr, Lit, Operand, apply, as_expr, cast, eq, i64, lit, load, where
+from onnxfuse.ir.given import element, readable
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.simplify import as_dim, dim_expr, known, same, simplify
 from onnxfuse.ir.types import Dim, TensorType
@@ -89,11 +90,26 @@ class Tensor:
 
     def elements(self) -> list[Expr]:
         """Known elements, flat. Raises Unsupported when they depend on data."""
+        if self.known is None and self.type.size == 0:
+            return []
         if self.known is None:
             raise Unsupported(
                 "UN_DATA_DEPENDENT", f"{self.value} is needed at compile time", "its value depends on data"
             )
         return list(self.known.flat)
+
+    def given(self) -> list[Expr]:
+        """Elements as i64 (of floats: f32), known or read when the kernel runs; then they may be any number."""
+        if self.known is None and readable(self.type):
+            return [element(self.value, k) for k in range(int(str(self.type.size)))]
+        return [cast(e, DType.F32 if e.dtype.is_float else DType.I64) for e in self.elements()]
+
+    def sizes(self) -> tuple[list[Dim], tuple[Expr, ...]]:
+        """Elements as dimensions, known or read when the kernel runs, and what it has to check of those."""
+        given = [simplify(cast(e, DType.I64)) for e in self.given()]
+        if self.known is not None:
+            return [as_dim(e) for e in given], ()
+        return [as_dim(maximum(e, 0)) for e in given], tuple(apply("le", i64(0), e) for e in given)
 
     def ints(self) -> list[int]:
         """Known integer elements that must be constants (axes, repeats, pads ...)."""
@@ -233,6 +249,31 @@ def axis_of(axis: int, rank: int) -> int:
     if not -rank <= axis < max(rank, 1):
         raise Unsupported("UN_AXIS", f"axis {axis} is out of range", f"rank is {rank}")
     return axis % rank if rank else 0
+
+
+def named_axes(axes: Sequence[Expr], rank: int) -> tuple[list[list[Expr]], tuple[Expr, ...]]:
+    """For every dimension, whether each of `axes` means it; and what must hold of axes that are not known here."""
+    hits: list[list[Expr]] = []
+    for k in range(rank):
+        hits.append([simplify(eq(a, i64(k)) | eq(a, i64(k - rank))) for a in axes])
+    needs = [n for a in axes for n in (apply("le", i64(-rank), a), apply("lt", a, i64(rank)))]
+    return hits, tuple(dict.fromkeys(n for n in needs if not known(n)))
+
+
+def any_of(conditions: Sequence[Expr]) -> Expr:
+    """One of them holds."""
+    found: Expr = lit(False, DType.BOOL)
+    for c in conditions:
+        found = found | c
+    return simplify(found)
+
+
+def chosen(cases: Sequence[tuple[Expr, Expr]], other: Expr) -> Expr:
+    """The value of the first condition that holds."""
+    for cond, value in reversed(cases):
+        truth = known(cond)
+        other = value if truth else other if truth is False else where(cond, value, other)
+    return simplify(other)
 
 
 def product(dims: Sequence[Dim]) -> Dim:

@@ -105,13 +105,13 @@ def GatherND(data, indices, *, batch_dims=0):
 def OneHot(indices, depth, values, *, axis=-1):
     """A new axis with the second value at the index (negative: from the end) and the first elsewhere."""
     at = axis_of(axis, indices.rank + 1)
-    extent = as_dim(cast(depth.elements()[0], DType.I64))
+    (extent, *_), checks = depth.sizes()
 
     def body(*i: Expr) -> Expr:
         hit = eq(i[at], wrapped(indices[(*i[:at], *i[at + 1 :])], extent))
         return where(hit, values[i64(1)], values[i64(0)])
 
-    needs = equal_extents((values.shape[0], 2))
+    needs = (*checks, *equal_extents((values.shape[0], 2)))
     return Loops([*indices.shape[:at], extent, *indices.shape[at:]], body, values.dtype, needs=needs)
 
 

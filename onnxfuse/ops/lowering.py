@@ -12,25 +12,28 @@ import numpy as np
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, Lit, acc, apply, cast, i64, lit, substitute, var
+from onnxfuse.ir.expr import Expr, Lit, acc, apply, cast, eq, i64, lit, substitute, var, where
 from onnxfuse.ir.graph import Foreign, Node, Value
 from onnxfuse.ir.loops import Axis, Compute, Reduce
 from onnxfuse.ir.op import Family, Op
 from onnxfuse.ir.prims import PRIMS
-from onnxfuse.ir.simplify import dim_expr, same, simplify
+from onnxfuse.ir.simplify import as_dim, dim_expr, same, simplify
 from onnxfuse.ops.dsl import (
     Known,
     Loops,
     Tensor,
+    any_of,
     axis_of,
     broadcast_load,
     broadcast_shape,
+    chosen,
     compute,
     equal_extents,
     maximum,
+    named_axes,
     product,
 )
-from onnxfuse.ops.table import REDUCE_RULES, parameters
+from onnxfuse.ops.table import REDUCE_RULES, ReduceRule, parameters
 
 
 def arguments(node: Node) -> dict[str, Any]:
@@ -212,11 +215,13 @@ def _reduce(op: Op, refs: Sequence[Tensor | None], attrs: Mapping[str, Any]) -> 
     x = refs[0]
     assert x is not None
     axes_arg = refs[1] if len(refs) > 1 else attrs.get("axes")
-    axes = reduce_axes(x.rank, axes_arg, attrs.get("noop_with_empty_axes", 0))
     keepdims = bool(attrs.get("keepdims", 1))
     extra = {k: v for k, v in attrs.items() if k not in ("axes", "keepdims", "noop_with_empty_axes")}
     work = x.dtype.compute
     map_one: Callable[[Expr], Expr] = lambda e: op.fn(e, **extra)  # type: ignore[misc]  # noqa: E731
+    if isinstance(axes_arg, Tensor) and axes_arg.known is None and axes_arg.type.size != 0:
+        return _reduce_given(x, axes_arg.given(), keepdims, rule, map_one)
+    axes = reduce_axes(x.rank, axes_arg, attrs.get("noop_with_empty_axes", 0))
     if axes is None or not axes:
         count = i64(1)
 
@@ -245,6 +250,48 @@ def _reduce(op: Op, refs: Sequence[Tensor | None], attrs: Mapping[str, Any]) -> 
             return final(a, counted)
 
     return Loops(shape, body, x.dtype, extents, rule.combine, rule.init(x.dtype), finish, work)
+
+
+def _reduce_given(
+    x: Tensor, axes: Sequence[Expr], keepdims: bool, rule: ReduceRule, map_one: Callable[[Expr], Expr]
+) -> Loops:
+    """Axes that are known when the kernel runs: each dimension has two loops, of which one has a single step."""
+    work = x.dtype.compute
+    hits, needs = named_axes(axes, x.rank)
+    gone = [any_of(h) for h in hits]
+    place = [sum((where(g, i64(0), i64(1)) for g in gone[:k]), i64(0)) for k in range(x.rank)]
+    rank = x.rank if keepdims else x.rank - len(axes)
+    extents = [as_dim(where(g, d, i64(1))) for g, d in zip(gone, x.shape, strict=True)]
+    if keepdims:
+        shape = [as_dim(where(g, i64(1), d)) for g, d in zip(gone, x.shape, strict=True)]
+    else:
+        kept = [
+            [(~g & eq(p, i64(m)), dim_expr(d)) for g, p, d in zip(gone, place, x.shape, strict=True)]
+            for m in range(rank)
+        ]
+        shape = [as_dim(chosen(cases, i64(0))) for cases in kept]
+        total = sum((where(g, i64(1), i64(0)) for g in gone), i64(0))
+        needs = (*needs, eq(total, i64(len(axes))))  # no axis twice
+
+    def body(*index: Expr) -> Expr:
+        outer, inner = index[:rank], index[rank:]
+        if keepdims:
+            at = [o + r for o, r in zip(outer, inner, strict=True)]  # one of them is 0
+        else:
+            at = [
+                r + where(g, i64(0), chosen([(eq(p, i64(m)), o) for m, o in enumerate(outer)], i64(0)))
+                for g, p, r in zip(gone, place, inner, strict=True)
+            ]
+        return map_one(compute(x[tuple(at)]))
+
+    finish = None
+    if rule.finish is not None:
+        counted, final = cast(simplify(maximum(dim_expr(product(extents)), 1)), work), rule.finish
+
+        def finish(a: Expr, *_index: Expr) -> Expr:
+            return final(a, counted)
+
+    return Loops(shape, body, x.dtype, extents, rule.combine, rule.init(x.dtype), finish, work, needs=needs)
 
 
 @answering

@@ -35,7 +35,7 @@ class Sampling:
     cubic_a: float = -0.75
     exclude_outside: bool = False
     extrapolation: float = 0.0
-    roi: tuple[tuple[float, float], ...] = ()
+    roi: tuple[tuple[Expr, Expr], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class _Dimension:
     length: Dim
     out: Dim
     scale: Expr
-    crop: tuple[float, float]
+    crop: tuple[Expr, Expr]  # f32
 
     def position(self, i: Expr, coordinates: str) -> Expr:
         """Source coordinate (f32) of output index i."""
@@ -66,7 +66,7 @@ class _Dimension:
                 center = length / 2.0
                 return center * (lit(1, F32) - adjustment) + (x + 0.5) / self.scale - 0.5
             case "tf_crop_and_resize":
-                start, end = (lit(c, F32) for c in self.crop)
+                start, end = self.crop
                 spread = start * (length - 1.0) + x * (end - start) * (length - 1.0) / (out - 1.0)
                 crop = where(out > 1.0, spread, (start + end) * 0.5 * (length - 1.0))
                 return where(apply("eq", self.scale, lit(1, F32)), x, crop)  # onnxruntime crops nothing of that size
@@ -78,6 +78,7 @@ class _Dimension:
         return (x < 0.0) | (x > cast(dim_expr(self.length) - 1, F32))
 
 
+_WHOLE = (lit(0, F32), lit(1, F32))  # the crop that crops nothing
 Taps = list[tuple[Expr, Expr | None]]  # (index, weight); no weight: the one element
 
 
@@ -148,7 +149,7 @@ _TAPS: dict[str, Callable[[_Dimension, Expr, Sampling], Taps]] = {"nearest": _on
 
 def resized(x: Tensor, out: Sequence[Dim], scales: Sequence[Expr], how: Sampling) -> Loops:
     """The resampled tensor; `scales` are f32 expressions, one per dimension."""
-    crops = how.roi or ((0.0, 1.0),) * x.rank
+    crops = how.roi or (_WHOLE,) * x.rank
     dims = [_Dimension(*d) for d in zip(x.shape, out, scales, crops, strict=True)]
     moving = [not (same(d.out, d.length) and isinstance(d.scale, Lit) and d.scale.value == 1.0) for d in dims]
 
@@ -179,12 +180,13 @@ def _weighed(x: Tensor, grid: Sequence[tuple[tuple[Expr, ...], Expr | None]]) ->
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------
-def _scaled_dim(d: Dim, scale: float) -> Dim:
-    if float(scale).is_integer():
-        return as_dim(dim_expr(d) * int(scale))
-    if isinstance(d, int):
-        return math.floor(np.float32(d) * np.float32(scale))
-    return as_dim(cast(apply("floor", cast(d, F32) * scale), DType.I64))
+def _scaled_dim(d: Dim, scale: Expr) -> Dim:
+    if isinstance(scale, Lit):
+        if float(scale.value).is_integer():
+            return as_dim(dim_expr(d) * int(scale.value))
+        if isinstance(d, int):
+            return math.floor(np.float32(d) * np.float32(scale.value))
+    return as_dim(cast(apply("floor", cast(dim_expr(d), F32) * scale), DType.I64))
 
 
 def _ratio(out: Dim, d: Dim) -> Expr:
@@ -208,25 +210,24 @@ def _whole(x: Tensor, given: Sequence[Any], axes: Sequence[int] | None, rest: Se
 def _in_ratio(x: Tensor, sizes: Sequence[Dim], axes: Sequence[int] | None, policy: str) -> tuple[list[Dim], list[Expr]]:
     """Sizes and scales where one scale, the smallest or the largest that is asked for, goes for all axes."""
     chosen = [axis_of(a, x.rank) for a in axes] if axes is not None else list(range(x.rank))
-    known = [(x.shape[k], sizes[k]) for k in chosen]
-    pairs = [(d, s) for d, s in known if isinstance(d, int) and isinstance(s, int) and d > 0]
-    if len(pairs) < len(known) or policy not in ("not_larger", "not_smaller"):
+    if policy not in ("not_larger", "not_smaller") or any(x.shape[k] == 0 for k in chosen):
         raise Unsupported("UN_ATTR", f"Resize with keep_aspect_ratio_policy={policy} on {x.type}")
-    pick = min if policy == "not_larger" else max
-    scale = pick(np.float32(s) / np.float32(d) for d, s in pairs)
-    out, scales = list(x.shape), [lit(1, F32) for _ in x.shape]
-    for k, (d, _) in zip(chosen, pairs, strict=True):
-        out[k] = math.floor(float(np.float32(d) * scale) + 0.5)
-        scales[k] = lit(float(scale), F32)
-    return out, list(scales)
+    pick = minimum if policy == "not_larger" else maximum
+    scale = reduce(pick, [cast(dim_expr(sizes[k]), F32) / cast(dim_expr(x.shape[k]), F32) for k in chosen])
+    out = list(x.shape)
+    scales: list[Expr] = [lit(1, F32)] * x.rank
+    for k in chosen:
+        out[k] = as_dim(cast(apply("floor", cast(dim_expr(x.shape[k]), F32) * scale + 0.5), DType.I64))
+        scales[k] = scale
+    return out, scales
 
 
-def _crops(x: Tensor, roi: Tensor | None, axes: Sequence[int] | None) -> tuple[tuple[float, float], ...]:
-    if roi is None:
+def _crops(x: Tensor, roi: Tensor | None, axes: Sequence[int] | None) -> tuple[tuple[Expr, Expr], ...]:
+    if roi is None or not isinstance(roi.type.size, int):
         raise Unsupported("UN_ARITY", f"Resize with {CROP} has no roi")
-    bounds = roi.floats()
+    bounds = [cast(roi[k] if roi.known is None else roi.known[k], F32) for k in range(roi.type.size)]
     half = len(bounds) // 2
-    return tuple(_whole(x, list(zip(bounds[:half], bounds[half:], strict=True)), axes, [(0.0, 1.0)] * x.rank))
+    return tuple(_whole(x, list(zip(bounds[:half], bounds[half:], strict=True)), axes, [_WHOLE] * x.rank))
 
 
 # --- entries -------------------------------------------------------------------------------------------------------
@@ -238,23 +239,25 @@ def _resize(
     axes: Sequence[int] | None = None,
     policy: str = "stretch",
 ) -> Loops:
+    factors: list[Expr]
+    needs: tuple[Expr, ...] = ()
     if sizes is not None and sizes.shape != (0,):
-        out = _whole(x, sizes.dims(), axes, x.shape)
-        factors: list[Expr] = [_ratio(o, d) for o, d in zip(out, x.shape, strict=True)]
+        wanted, needs = sizes.sizes()
+        out = _whole(x, wanted, axes, x.shape)
+        factors = [_ratio(o, d) for o, d in zip(out, x.shape, strict=True)]
         if policy != "stretch":
             out, factors = _in_ratio(x, out, axes, policy)
     elif scales is None:
         raise Unsupported("UN_ARITY", "Resize has neither scales nor sizes")
     else:
-        values = _whole(x, scales.floats(), axes, [1.0] * x.rank)
-        out = [_scaled_dim(d, s) for d, s in zip(x.shape, values, strict=True)]
-        factors = [lit(s, F32) for s in values]
+        factors = _whole(x, [cast(s, F32) for s in scales.given()], axes, [lit(1, F32)] * x.rank)
+        out = [_scaled_dim(d, s) for d, s in zip(x.shape, factors, strict=True)]
     if how.mode not in _TAPS or how.coordinates not in _COORDINATES or how.nearest not in _ROUNDINGS:
         why = f"Resize mode={how.mode}, coordinates {how.coordinates} is not implemented"
         return declined(out, x.dtype, "UN_ATTR", why)
     if how.mode != "nearest" and x.dtype not in (F32, DType.F16):
         return declined(out, x.dtype, "UN_DTYPE", f"Resize mode={how.mode} on {x.dtype} is not implemented")
-    return resized(x, out, factors, how)
+    return replace(resized(x, out, factors, how), needs=needs)
 
 
 @view(name="Upsample", since=9, tol=SUM)
@@ -266,8 +269,9 @@ def Upsample(x, scales, *, mode="nearest"):
 @view(name="Upsample", since=7, tol=SUM)
 def Upsample_7(x, *, mode="nearest", scales):
     """Resize with scales as attribute."""
-    out = [_scaled_dim(d, s) for d, s in zip(x.shape, scales, strict=True)]
-    return resized(x, out, [lit(s, F32) for s in scales], Sampling(mode, "asymmetric", "simple"))
+    factors = [lit(s, F32) for s in scales]
+    out = [_scaled_dim(d, s) for d, s in zip(x.shape, factors, strict=True)]
+    return resized(x, out, factors, Sampling(mode, "asymmetric", "simple"))
 
 
 @view(name="Resize", since=10, tol=SUM)

@@ -52,7 +52,8 @@ def AffineGrid(theta, size, *, align_corners=0):
     """Coordinates -1..1 of every place of an image of that size, moved by the matrix of its batch."""
     if not theta.dtype.is_float:
         raise Unsupported("UN_DTYPE", f"AffineGrid on {theta.dtype} is not implemented")
-    spatial, work = size.dims()[2:], theta.dtype.compute
+    (batch, _, *spatial), checks = size.sizes()
+    work = theta.dtype.compute
     n = len(spatial)
 
     def place(i: Expr, extent: Dim) -> Expr:
@@ -69,7 +70,7 @@ def AffineGrid(theta, size, *, align_corners=0):
             total = total + compute(theta[i[0], row, k]) * place(e, d)
         return total
 
-    needs = equal_extents((theta.shape[1], n), (theta.shape[2], n + 1), (size.dims()[0], theta.shape[0]))
+    needs = checks + equal_extents((theta.shape[1], n), (theta.shape[2], n + 1), (batch, theta.shape[0]))
     return Loops([theta.shape[0], *spatial, n], body, theta.dtype, needs=needs)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, Lit, apply, cast, i64, lit, where
-from onnxfuse.ir.simplify import as_dim, bounds, dim_expr, known, same, simplify
+from onnxfuse.ir.expr import Expr, Lit, apply, cast, eq, i64, lit, where
+from onnxfuse.ir.simplify import as_dim, dim_expr, known, poly, same, simplify
 from onnxfuse.ir.types import Dim
 from onnxfuse.ops.dsl import (
     Loops,
@@ -16,12 +17,14 @@ from onnxfuse.ops.dsl import (
     between,
     broadcast_load,
     broadcast_shape,
+    chosen,
     declined,
     equal_extents,
     flatten,
     guarded,
     maximum,
     minimum,
+    named_axes,
     product,
     unflatten,
 )
@@ -90,6 +93,12 @@ def reshaped(x: Tensor, shape: Sequence[Dim]) -> Loops:
     return Loops(dims, lambda *i: x[unflatten(flatten(i, dims), x.shape)], x.dtype, needs=needs)
 
 
+def _is_known(shape: Tensor) -> None:
+    """Another shape of the same memory costs the runtime nothing; a kernel that learns it late would copy."""
+    if shape.known is None and shape.type.size != 0:
+        raise Unsupported("NF_FREE_VIEW", "only renames memory, to a shape known at run time; costs nothing there")
+
+
 def reshape_dims(x: Tensor, wanted: Sequence[Dim], allowzero: int = 0) -> list[Dim]:
     """Resolve 0 (copy) and -1 (infer) of a Reshape target. Raises Unsupported when it cannot be resolved."""
     dims: list[Dim] = []
@@ -116,6 +125,7 @@ def reshape_dims(x: Tensor, wanted: Sequence[Dim], allowzero: int = 0) -> list[D
 @view(since=5)
 def Reshape(x, shape, *, allowzero=0):
     """Another shape, same row-major order; 0 copies a dimension (unless allowzero), -1 is inferred."""
+    _is_known(shape)
     return reshaped(x, reshape_dims(x, shape.dims(), allowzero))
 
 
@@ -155,6 +165,8 @@ def Squeeze_1(x, *, axes=None):
 @view(since=13)
 def Squeeze(x, axes=None):
     """Drop dimensions of extent 1."""
+    if axes is not None:
+        _is_known(axes)
     return _squeeze(x, None if axes is None else axes.ints())
 
 
@@ -177,6 +189,7 @@ def Unsqueeze_1(x, *, axes):
 @view(since=13)
 def Unsqueeze(x, axes):
     """Insert dimensions of extent 1."""
+    _is_known(axes)
     return _unsqueeze(x, axes.ints())
 
 
@@ -195,20 +208,21 @@ def Transpose(x, *, perm=None):
 @view(since=8)
 def Expand(x, shape):
     """Broadcast to a shape (multidirectional: a dimension of 1 in `shape` keeps the input's)."""
-    out = broadcast_shape(x.shape, shape.dims())
-    return Loops(out, lambda *i: broadcast_load(x, i, out), x.dtype)
+    wanted, needs = shape.sizes()
+    out = broadcast_shape(x.shape, wanted)
+    return Loops(out, lambda *i: broadcast_load(x, i, out), x.dtype, needs=needs)
 
 
 @view(since=6)
 def Tile(x, repeats):
     """Repeat along every dimension."""
-    times = repeats.dims()
+    times, needs = repeats.sizes()
     shape = [as_dim(dim_expr(d) * dim_expr(t)) for d, t in zip(x.shape, times, strict=True)]
 
     def body(*i: Expr) -> Expr:
         return x[tuple(e if same(d, s) else e % dim_expr(d) for e, d, s in zip(i, x.shape, shape, strict=True))]
 
-    return Loops(shape, body, x.dtype)
+    return Loops(shape, body, x.dtype, needs=needs)
 
 
 @view(since=9)
@@ -246,14 +260,14 @@ def step_count(lo: Expr, hi: Expr, step: Expr) -> Expr:
 _FAR = 1 << 31  # "to the end" in the exports of every framework is at least this
 
 
-def _bound(v: Expr, dim: Dim, low: int, high: Expr) -> Expr:
+def _bound(v: Expr, dim: Dim, low: Expr, high: Expr) -> Expr:
     """A start or end as Slice reads it: negative counts from the end, then clamped to [low, high]."""
     d = dim_expr(dim)
     if isinstance(v, Lit):
         if v.value >= _FAR:
             return high
         if v.value <= -_FAR:
-            return i64(low)
+            return low
         moved = v + d if v.value < 0 else v
     else:
         negative = known(v < 0)
@@ -262,6 +276,29 @@ def _bound(v: Expr, dim: Dim, low: int, high: Expr) -> Expr:
 
 
 LONGEST = 1 << 31  # no dimension has more elements: any step beyond takes one
+
+
+def _box(x: Tensor, starts: Sequence[Expr], ends: Sequence[Expr], axes: Sequence[Expr], steps: Sequence[Expr]) -> Loops:
+    """A box whose axes or steps are known when the kernel runs: any dimension may be cut, in any direction."""
+    hits, needs = named_axes(axes, x.rank)
+    needs = (*needs, *(n for s in steps if not known(n := apply("lt", i64(0), maximum(s, -s)))))
+    shape: list[Dim] = []
+    first: list[tuple[Expr, Expr]] = []
+    for d, hit in zip(x.shape, hits, strict=True):
+        step = chosen(list(zip(hit, (minimum(maximum(s, -LONGEST), LONGEST) for s in steps), strict=True)), i64(1))
+        down, top = simplify(step < 0), dim_expr(d)
+        low, high = where(down, i64(-1), i64(0)), where(down, top - 1, top)
+        lo = _bound(chosen(list(zip(hit, starts, strict=True)), i64(0)), d, i64(0), high)
+        hi = _bound(chosen(list(zip(hit, ends, strict=True)), i64(_FAR)), d, low, high)
+        size = maximum(where(down, -step, step), 1)
+        span = where(down, lo - hi, hi - lo)
+        shape.append(as_dim(maximum((span + size - 1) // size, 0)))
+        first.append((lo, step))
+
+    def body(*i: Expr) -> Expr:
+        return x[tuple(lo + e * step for e, (lo, step) in zip(i, first, strict=True))]
+
+    return Loops(shape, body, x.dtype, needs=needs)
 
 
 def _slice(x: Tensor, starts: Sequence[Expr], ends: Sequence[Expr], axes: Sequence[int], steps: Sequence[int]) -> Loops:
@@ -273,9 +310,9 @@ def _slice(x: Tensor, starts: Sequence[Expr], ends: Sequence[Expr], axes: Sequen
         d = x.shape[k]
         top = dim_expr(d)
         if step > 0:
-            lo, hi = _bound(s, d, 0, top), _bound(e, d, 0, top)
+            lo, hi = _bound(s, d, i64(0), top), _bound(e, d, i64(0), top)
         else:
-            lo, hi = _bound(s, d, 0, simplify(top - 1)), _bound(e, d, -1, simplify(top - 1))
+            lo, hi = _bound(s, d, i64(0), simplify(top - 1)), _bound(e, d, i64(-1), simplify(top - 1))
         shape[k] = as_dim(step_count(lo, hi, i64(step)))
         first[k] = (lo, step)
 
@@ -295,10 +332,13 @@ def Slice_1(x, *, axes=None, starts, ends):
 @view(since=10)
 def Slice(x, starts, ends, axes=None, steps=None):
     """A box with steps."""
-    lo = [cast(e, DType.I64) for e in starts.elements()]
-    hi = [cast(e, DType.I64) for e in ends.elements()]
-    where_ = list(range(len(lo))) if axes is None else axes.ints()
-    return _slice(x, lo, hi, where_, [1] * len(lo) if steps is None else steps.ints())
+    lo, hi = starts.given(), ends.given()
+    where_ = [i64(k) for k in range(len(lo))] if axes is None else axes.given()
+    by = [i64(1)] * len(lo) if steps is None else steps.given()
+    fixed_axes, fixed_steps = ([int(e.value) for e in given if isinstance(e, Lit)] for given in (where_, by))
+    if len(fixed_axes) < len(where_) or len(fixed_steps) < len(by):
+        return _box(x, lo, hi, where_, by)
+    return _slice(x, lo, hi, fixed_axes, fixed_steps)
 
 
 @view(since=4)
@@ -392,33 +432,25 @@ def Split_2(x, *, axis=0, split=None, outputs):
 @view(since=13)
 def Split(x, split=None, *, axis=0, num_outputs=None, outputs):
     """Parts along an axis."""
-    return _evenly(x, axis, num_outputs or outputs) if split is None else _split(x, axis, split.dims())
+    if split is None:
+        return _evenly(x, axis, num_outputs or outputs)
+    sizes, needs = split.sizes()
+    return [replace(p, needs=(*p.needs, *needs)) for p in _split(x, axis, sizes)]
 
 
 # --- padding -------------------------------------------------------------------------------------------------------
 def _pad(x: Tensor, begin: Sequence[Dim], end: Sequence[Dim], mode: str, value: Expr) -> Loops:
-    shape = [as_dim(dim_expr(d) + b + e) for d, b, e in zip(x.shape, begin, end, strict=True)]
-    if mode != "constant" and any(not _reachable(d, b, e) for d, b, e in zip(x.shape, begin, end, strict=True)):
-        why = f"Pad mode={mode} on {x.type}: whether the dimensions are large enough is checked by the runtime"
-        return declined(shape, x.dtype, "UN_DATA_DEPENDENT", why)
-
-    def source(k: int, i: Expr) -> tuple[Expr, Expr | None]:
-        """(index into dimension k, condition under which it is inside)."""
-        b, e, d = begin[k], end[k], dim_expr(x.shape[k])
-        j = simplify(i - b)
-        if b == 0 and e == 0:
-            return j, None
-        if mode == "constant":
-            return j, between(0, j, d)
-        if mode == "edge":
-            return minimum(maximum(j, 0), d - 1), None
-        if mode == "wrap":
-            return j % d, None
-        up = where(j < 0, -j, j)  # reflect without repeating the edge
-        return where(up >= d, (d - 1) * 2 - up, up), None
+    """Negative pads crop; what is repeated, mirrored or wrapped around is what the crop leaves."""
+    shape, needs = [], []
+    places = []
+    for d, b, e in zip(x.shape, begin, end, strict=True):
+        size = simplify(dim_expr(d) + b + e)
+        shape.append(as_dim(size if _is_small(size) else maximum(size, 0)))
+        places.append((d, dim_expr(b), dim_expr(e)))
+        needs += _pad_needs(dim_expr(d), dim_expr(b), dim_expr(e), mode)
 
     def body(*i: Expr) -> Expr:
-        at = [source(k, e) for k, e in enumerate(i)]
+        at = [_padded(e, *place, mode) for e, place in zip(i, places, strict=True)]
         inside = None
         for _, cond in at:
             if cond is not None:
@@ -429,15 +461,57 @@ def _pad(x: Tensor, begin: Sequence[Dim], end: Sequence[Dim], mode: str, value: 
         truth = known(inside)
         return element if truth else value if truth is False else where(inside, element, value)
 
-    return Loops(shape, body, x.dtype)
+    return Loops(shape, body, x.dtype, needs=tuple(dict.fromkeys(needs)))
 
 
-def _reachable(d: Dim, begin: Dim, end: Dim) -> bool:
-    """There is something to repeat: reflection and wrapping stay within the dimension once."""
-    low = d if isinstance(d, int) else bounds(d)[0]
-    if not isinstance(begin, int) or not isinstance(end, int):
-        return False
-    return (begin == 0 and end == 0) or (low is not None and low > max(begin, end))
+def _is_small(size: Expr) -> bool:
+    """Nothing is gained by an atom in place of its terms."""
+    return len(poly(size)) <= 3
+
+
+def _padded(i: Expr, d: Dim, b: Expr, e: Expr, mode: str) -> tuple[Expr, Expr | None]:
+    """(index into a dimension, condition under which it is inside)."""
+    if b is i64(0) and e is i64(0):
+        return i, None
+    if mode == "constant":
+        j = simplify(i - b)
+        return j, between(0, j, dim_expr(d))
+    cropped, left = _cropped(dim_expr(d), b, e)
+    j = simplify(i - maximum(b, 0))
+    match mode:
+        case "edge":
+            at = minimum(maximum(j, 0), left - 1)
+        case "wrap":
+            at = j % left
+        case "reflect":  # without repeating the edge
+            up = where(j < 0, -j, j)
+            at = where(up >= left, (left - 1) * 2 - up, up)
+        case _:
+            raise Unsupported("UN_ATTR", f"Pad mode={mode} is not implemented")
+    return simplify(cropped + at), None
+
+
+def _cropped(d: Expr, b: Expr, e: Expr) -> tuple[Expr, Expr]:
+    """Where what is left of a dimension starts, and its length."""
+    start = simplify(maximum(-b, 0))
+    return start, simplify(d - start - maximum(-e, 0))
+
+
+def _pad_needs(d: Expr, b: Expr, e: Expr, mode: str) -> list[Expr]:
+    """What the runtime checks, of a dimension: something is left to repeat, and long enough to be mirrored once."""
+    if b is i64(0) and e is i64(0):
+        return []
+    needs = [apply("le", i64(0), simplify(d + b + e))]
+    if mode != "constant":
+        _, left = _cropped(d, b, e)
+        idle = eq(b, i64(0)) & eq(e, i64(0))
+        needs.append(apply("lt", i64(0), where(idle, i64(1), left)))
+        if mode == "reflect":
+            needs.append(apply("lt", maximum(b, e), maximum(left, 1)))
+    truths = [(simplify(n), known(n)) for n in needs]
+    if any(t is False for _, t in truths):
+        raise Unsupported("UN_SHAPE_MISMATCH", f"Pad mode={mode} of {b} and {e} on an extent of {d}")
+    return [n for n, t in truths if t is None]
 
 
 def _pads(x: Tensor, pads: Sequence[Dim], axes: Sequence[int] | None) -> tuple[list[Dim], list[Dim]]:
@@ -448,6 +522,17 @@ def _pads(x: Tensor, pads: Sequence[Dim], axes: Sequence[int] | None) -> tuple[l
         begin[axis_of(axis, x.rank)] = pads[k]
         end[axis_of(axis, x.rank)] = pads[n + k]
     return begin, end
+
+
+def _pad_given(x: Tensor, pads: Sequence[Expr], axes: Sequence[Expr], mode: str, value: Expr) -> Loops:
+    """Padding of axes that are known when the kernel runs."""
+    hits, needs = named_axes(axes, x.rank)
+    n = len(axes)
+    begin, end = (
+        [as_dim(chosen(list(zip(hit, side, strict=True)), i64(0))) for hit in hits] for side in (pads[:n], pads[n:])
+    )
+    made = _pad(x, begin, end, mode, value)
+    return replace(made, needs=(*needs, *made.needs))
 
 
 @view(name="Pad", since=2)
@@ -466,17 +551,19 @@ def Pad(x, pads, constant_value=None, axes=None, *, mode="constant"):
         value = constant_value.immediate
     else:
         value = constant_value[tuple(0 for _ in constant_value.shape)]
-    begin, end = _pads(x, pads.dims(), None if axes is None else axes.ints())
-    if any(isinstance(p, int) and p < 0 for p in (*begin, *end)) and mode != "constant":
-        raise Unsupported("UN_ATTR", f"Pad mode={mode} with negative pads is not implemented")
+    sides = pads.given()
+    if axes is not None and axes.known is None:
+        return _pad_given(x, sides, axes.given(), mode, value)
+    begin, end = _pads(x, [as_dim(p) for p in sides], None if axes is None else axes.ints())
     return _pad(x, begin, end, mode, value)
 
 
 @view(since=18)
 def CenterCropPad(x, shape, *, axes=None):
     """Cropped or padded with zeros to a size, around the centre."""
-    chosen = range(x.rank) if axes is None else [axis_of(a, x.rank) for a in axes]
-    wanted = dict(zip(chosen, shape.dims(), strict=True))
+    cut = range(x.rank) if axes is None else [axis_of(a, x.rank) for a in axes]
+    sizes, needs = shape.sizes()
+    wanted = dict(zip(cut, sizes, strict=True))
     out = [wanted.get(k, d) for k, d in enumerate(x.shape)]
 
     def body(*i: Expr) -> Expr:
@@ -489,7 +576,7 @@ def CenterCropPad(x, shape, *, axes=None):
             inside = inside & between(0, at[k], d)
         return guarded(simplify(inside), lambda: x[tuple(at)], 0)
 
-    return Loops(out, body, x.dtype)
+    return Loops(out, body, x.dtype, needs=needs)
 
 
 # --- space and depth -----------------------------------------------------------------------------------------------

@@ -139,13 +139,13 @@ def LpPool(x, *, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape, p
 @window(since=18)
 def Col2Im(x, image_shape, block_shape, *, dilations=None, pads=None, strides=None):
     """Blocks of an image, one per column, added where they overlap."""
-    image, block = image_shape.dims(), block_shape.ints()
+    (image, some), (block, more) = image_shape.sizes(), block_shape.sizes()
     n = len(block)
     stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
     begin, end = (list(pads[:n]), list(pads[n:])) if pads else ([0] * n, [0] * n)
-    taps = math.prod(block)
+    taps = dim_expr(product(block))
     counts = [
-        as_dim((dim_expr(image[k]) + (begin[k] + end[k] - dilation[k] * (block[k] - 1) - 1)) // stride[k] + 1)
+        as_dim((dim_expr(image[k]) + (begin[k] + end[k] - 1) - (dim_expr(block[k]) - 1) * dilation[k]) // stride[k] + 1)
         for k in range(n)
     ]
 
@@ -160,7 +160,8 @@ def Col2Im(x, image_shape, block_shape, *, dilations=None, pads=None, strides=No
         return guarded(simplify(inside), lambda: compute(x[i[0], channel, flatten(at, counts)]), 0)
 
     channels = as_dim(dim_expr(x.shape[1]) // taps)
-    needs = equal_extents((as_dim(dim_expr(channels) * taps), x.shape[1]), (product(counts), x.shape[2]))
+    whole = equal_extents((as_dim(dim_expr(channels) * taps), x.shape[1]), (product(counts), x.shape[2]))
+    needs = (*some, *more, *whole)
     return Loops([x.shape[0], channels, *image], body, x.dtype, block, needs=needs)
 
 

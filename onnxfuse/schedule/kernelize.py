@@ -25,7 +25,7 @@ from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import FALSE, TRUE, Apply, Expr, Lit, Load, i64, substitute, sym, var
 from onnxfuse.ir.graph import Constant, Value, fresh_name
 from onnxfuse.ir.kernel import Kernel, Local, Stage, Store
-from onnxfuse.ir.loops import Axis, Compute, LoopGraph, depends
+from onnxfuse.ir.loops import Axis, Compute, LoopGraph, depends, symbols_of
 from onnxfuse.ir.partition import Decision, Group, Partition, Relation, Verdict, make_group
 from onnxfuse.ir.plan import Call, Kernels
 from onnxfuse.ir.simplify import as_dim, dim_expr, same, simplify
@@ -270,7 +270,7 @@ class _Canon:
         pairs = [(v, self.mine[v]) for v in self.inputs]
         self.loc.bind(pairs)
         if with_data:
-            self.loc.bind_data(pairs, self.facts)
+            self.loc.bind_data(pairs, self.facts, symbols_of(self.group.members))
         typed = {v: self._typed(f"x{k}", v, strict=self._is_read(v)) for k, v in enumerate(self.inputs)}
         outputs = {v: self._typed(f"y{k}", v, strict=True) for k, v in enumerate(self.stored)}
         local = {v: self._typed(f"t{k}", v, strict=True) for k, v in enumerate(self.made.locals)}

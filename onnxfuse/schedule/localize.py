@@ -9,7 +9,7 @@ symbols are canonical (`d0`, `d1` ...), so kernels of equal structure are equal 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 
@@ -18,6 +18,7 @@ import numpy as np
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Sym, Var, apply, cast, load, sym, var, walk
+from onnxfuse.ir.given import Part, readable, symbols
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, DimCheck
 from onnxfuse.ir.loops import Compute
@@ -61,10 +62,19 @@ class Localizer:
         ]
         self._bind(offers)
 
-    def bind_data(self, inputs: Sequence[tuple[Value, Value]], facts: Mapping[Value, np.ndarray]) -> None:
-        """Bind what the elements of integer inputs offer (shape arithmetic done by the runtime)."""
+    def bind_data(
+        self, inputs: Sequence[tuple[Value, Value]], facts: Mapping[Value, np.ndarray], used: Container[Sym]
+    ) -> None:
+        """Bind what the elements of inputs offer: shape arithmetic done by the runtime, and symbols in `used`."""
         offers = [
-            (DimBinding(_NONE, mine, k, data=True), poly(e))
+            (DimBinding(_NONE, mine, k, part=part), poly(s))
+            for theirs, mine in inputs
+            if readable(theirs.tensor)
+            for k, part, s in symbols(theirs)
+            if s in used
+        ]
+        offers += [
+            (DimBinding(_NONE, mine, k, part=Part.WHOLE), poly(e))
             for theirs, mine in inputs
             if theirs in facts and theirs.tensor.dtype in (DType.I64, DType.I32) and theirs.tensor.static
             for k, e in enumerate(facts[theirs].flat)
@@ -218,7 +228,7 @@ def _quotient(whole: Monomial, part: Monomial) -> Monomial:
 
 def input_checks(loc: Localizer, inputs: Iterable[tuple[Value, Value]]) -> tuple[DimCheck, ...]:
     """Equalities of run-time input dimensions beyond the bindings (where they can be expressed)."""
-    sources = {(b.value, b.axis) for b in loc.bindings if not b.data}
+    sources = {(b.value, b.axis) for b in loc.bindings if b.part is None}
     out = []
     for theirs, mine in inputs:
         for k, d in enumerate(theirs.tensor.shape):

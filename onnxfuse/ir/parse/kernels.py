@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxfuse.ir.expr import Expr, Sym
+from onnxfuse.ir.given import Part
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, DimCheck, Kernel, Local, Stage, Store
 from onnxfuse.ir.loops import Reduce
@@ -76,11 +77,11 @@ def _read_binding(r: Reader) -> DimBinding:
     if not isinstance(name, Sym):
         r.fail("a dimension name")
     r.need("=")
-    data = r.eat("data")
-    v, axis = read_place(r) if data else read_shape(r)
+    part = next((p for p in Part if r.eat(p)), None)
+    v, axis = read_shape(r) if part is None else read_place(r)
     offset = read_int(r) if r.eat("-") else 0
     scale = read_int(r) if r.eat("/") else 1
-    return DimBinding(name, v, axis, scale, offset, bool(data))
+    return DimBinding(name, v, axis, scale, offset, part)
 
 
 def _read_stage(r: Reader) -> Stage:
