@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NoReturn
 
 from onnxfuse.errors import UsageError
 
 
-class FusionMode(StrEnum):
+class _Choice(StrEnum):
+    """One of a few words; another is the caller's mistake."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        what = f"{cls._called()} {value!r} does not exist"
+        raise UsageError("E_FLAG", what, hint=f"one of: {', '.join(cls)}")
+
+    @classmethod
+    def _called(cls) -> str:
+        """`fusion mode`: the class's name in words."""
+        return re.sub("(?<=.)([A-Z])", r" \1", cls.__name__).lower()
+
+
+class FusionMode(_Choice):
     """none: one op per group; tvm: stage A with node-kind edges; canfuse: A + B; full: A + B + C + D."""
 
     NONE = "none"
@@ -17,7 +33,7 @@ class FusionMode(StrEnum):
     FULL = "full"
 
 
-class Precision(StrEnum):
+class Precision(_Choice):
     """f32: as in the model; bf16: constant factors of products bound by reading them are rounded to bf16."""
 
     F32 = "f32"

@@ -73,3 +73,10 @@ def test_errors_are_ours():
         onnxfuse.optimize("nowhere.onnx")
     with pytest.raises(onnxfuse.OnnxfuseError, match="E_TARGET"):
         onnxfuse.optimize(parser.parse_model(CHAIN), target_cpu="z80")
+
+
+@pytest.mark.parametrize("wrong", [{"fusion_mode": "most"}, {"precision": "f8"}])
+def test_a_word_that_is_no_choice_is_a_usage_error_that_names_the_choices(wrong):
+    with pytest.raises(onnxfuse.UsageError, match=f"E_FLAG.*{next(iter(wrong)).replace('_', ' ')}") as error:
+        onnxfuse.optimize(parser.parse_model(CHAIN), **wrong)
+    assert error.value.hint.startswith("one of: ")

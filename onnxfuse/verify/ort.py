@@ -99,6 +99,9 @@ def describe(source: Source) -> str:
     return "the model"
 
 
+_HINT = "is a library of custom ops missing (--custom-op-library), or a newer onnxruntime? --no-verify does without it"
+
+
 def session(
     source: Source,
     *,
@@ -115,7 +118,7 @@ def session(
     try:
         return _create(source, made)
     except ORT_ERRORS as exc:
-        raise UsageError("E_ORT_LOAD", f"onnxruntime refuses to load {describe(source)}", _text(exc)) from exc
+        raise UsageError("E_ORT_LOAD", f"onnxruntime refuses to load {describe(source)}", _text(exc), _HINT) from exc
 
 
 def options(

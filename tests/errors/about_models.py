@@ -324,7 +324,12 @@ def an_offset_that_is_no_number(w: World) -> str:
     return w.optimize()
 
 
-@shows("E_ORT_LOAD", "onnxruntime refuses to load 'in.onnx'", "[ONNXRuntimeError] : ...com.example:Exp...")
+@shows(
+    "E_ORT_LOAD",
+    "onnxruntime refuses to load 'in.onnx'",
+    "[ONNXRuntimeError] : ...com.example:Exp...",
+    "is a library of custom ops missing (--custom-op-library), or a newer onnxruntime? --no-verify does without it",
+)
 def a_model_onnxruntime_refuses(w: World) -> str:
     proto = w.model("[mine] y = Exp(x)")
     proto.graph.node[0].domain = "com.example"
