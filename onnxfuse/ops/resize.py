@@ -12,7 +12,7 @@ import numpy as np
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, Lit, apply, cast, lit, where
+from onnxfuse.ir.expr import Expr, Lit, apply, cast, eq, lit, where
 from onnxfuse.ir.op import SUM
 from onnxfuse.ir.simplify import as_dim, dim_expr, same
 from onnxfuse.ir.types import Dim
@@ -46,6 +46,7 @@ class _Dimension:
     out: Dim
     scale: Expr
     crop: tuple[Expr, Expr]  # f32
+    weighs_nothing: bool = True  # where nothing changes, the neighbour is weighed with 0, which shows if it is infinite
 
     def position(self, i: Expr, coordinates: str) -> Expr:
         """Source coordinate (f32) of output index i."""
@@ -118,7 +119,19 @@ def _two(d: _Dimension, i: Expr, how: Sampling) -> Taps:
     pos = minimum(maximum(d.position(i, how.coordinates), 0.0), cast(last, F32))
     low = cast(pos, DType.I64)
     part = pos - cast(low, F32)
-    return [(low, lit(1, F32) - part), (minimum(low + 1, last), part)]
+    alone = low >= last  # the last element is both neighbours, half of each, as in onnxruntime: inf * 0 would be NaN
+    if not d.weighs_nothing:
+        alone = alone | eq(d.scale, lit(1, F32))
+    below, above = where(alone, lit(0.5, F32), lit(1, F32) - part), where(alone, lit(0.5, F32), part)
+    return [(low, below), (where(alone, low, low + 1), above)]
+
+
+def _together(moving: Sequence[bool]) -> tuple[int, ...]:
+    """The axes that onnxruntime interpolates along in one go, also where one of them does not change."""
+    rank = len(moving)
+    if rank == 4:
+        return (1, 2) if moving[1] and not moving[3] else (2, 3)
+    return tuple(range(rank)) if rank < 4 else tuple(range(rank - 3, rank))
 
 
 def cubic_weights(s: Expr, a: float) -> list[Expr]:
@@ -152,6 +165,10 @@ def resized(x: Tensor, out: Sequence[Dim], scales: Sequence[Expr], how: Sampling
     crops = how.roi or (_WHOLE,) * x.rank
     dims = [_Dimension(*d) for d in zip(x.shape, out, scales, crops, strict=True)]
     moving = [not (same(d.out, d.length) and isinstance(d.scale, Lit) and d.scale.value == 1.0) for d in dims]
+    if how.mode == "linear" and any(moving):
+        together = _together(moving)
+        moving = [moves or k in together for k, moves in enumerate(moving)]
+        dims = [replace(d, weighs_nothing=k in together) for k, d in enumerate(dims)]
 
     def body(*i: Expr) -> Expr:
         grid: list[tuple[tuple[Expr, ...], Expr | None]] = [((), None)]

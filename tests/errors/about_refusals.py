@@ -112,9 +112,9 @@ model(
 )
 model(
     "UN_DATA_DEPENDENT",
-    "ReduceSum_0 (ReduceSum)",
+    "Range_0 (Range)",
     "%k is needed at compile time: its value depends on data",
-    "(float[2,2] x, int64[1] k) => (float[a,b] y) { y = ReduceSum(x, k) }",
+    "(int64 k) => (int64[n] y) { y = Range(k, k, k) }",
 )
 model(
     "UN_MISFIT",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from onnxfuse.codegen.object import host_features
@@ -37,8 +38,13 @@ def loops(body: str, signature: str) -> LoopGraph:
 
 
 def ours(body: str, signature: str, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    """What the kernels compute, in the interpreter; there must be nothing but kernels."""
-    partition = fuse(loops(body, signature), FusionConfig())
+    """What the kernels compute."""
+    return compiled(model(body, signature, opset=22), feeds)
+
+
+def compiled(m: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """What the model's kernels compute, in the interpreter; there must be nothing but kernels."""
+    partition = fuse(lower(atomize(prepared(read(m)).typed)), FusionConfig())
     made = kernelize(partition)
     assert not partition.left
     assert not made.refused
