@@ -5,8 +5,9 @@
 Each model is planned as `onnxfuse inspect --no-compile` does; default are the models of models/manifest.toml that are
 in --models-dir. Per model: nodes in kernels, kernels, kernels around a product or window, row programs without one,
 kernels of views alone (a copy between two others), operators torn over several kernels (a Softmax or LayerNorm whose
-steps do not run together), halves of attention (a softmax with one product, or none between two), nodes that stay, and
-MiB moved between kernels before and after. LIMITS says what the models must keep to; exit 2 when one does not.
+steps do not run together), halves of attention (a softmax with one product, or none between two), activations (GELU,
+hard-swish, clip) without a product before them, nodes that stay, and MiB moved between kernels before and after.
+LAYERS, NO_COPIES and EPILOGUES say what the models must keep to; exit 2 when one does not.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ LAYERS: dict[str, tuple[int, int, int]] = {
     "vit_small": (12, 7, 3),
     "resnet50": (16, 3, 9),
 }
+# The activations of these run where their product or window stores.
+EPILOGUES = frozenset({
+    "bert_base", "bert_base_dynamic", "ch_PP-OCRv4_det", "ch_PP-OCRv4_rec", "ch_ppocr_mobile_v2.0_cls", "convnext_tiny",
+    "mobilenet_v2", "vit_small",
+})  # fmt: skip
+ACTIVATIONS = frozenset({"Clip", "Erf", "Gelu", "HardSigmoid", "HardSwish"})
 NO_COPIES = frozenset({"segformer_b0", "convnext_tiny", "bert_base", "vit_small"})
 
 
@@ -51,6 +58,7 @@ class Counts:
     views: int
     torn: int
     halves: int
+    bare: int
     left: int
     before: int
     after: int
@@ -76,6 +84,7 @@ def count(name: str, found: dict[str, Any]) -> Counts:
         sum(o.keys() <= VIEWS for o in ops),
         sum(len(at) > 1 for at in where.values()),
         len(softmax),
+        sum(bool(o.keys() & ACTIVATIONS) and not o.keys() & PRODUCTS for o in ops),
         len(found["left"]),
         found["bytes"]["before"],
         found["bytes"]["after"],
@@ -91,6 +100,10 @@ def faults(c: Counts) -> list[str]:
             out.append(f"{c.kernels} kernels > {layers} layers of {each} and {others}")
     if c.name in NO_COPIES and c.views:
         out.append(f"{c.views} kernels of views alone")
+    if c.name in LAYERS and c.torn:
+        out.append(f"{c.torn} operators torn over several kernels")
+    if c.name in EPILOGUES and c.bare:
+        out.append(f"{c.bare} activations that are no epilogue")
     return out
 
 
@@ -113,10 +126,23 @@ def main() -> int:
     there = models_dir(args.models_dir)
     paths = args.models or [p for n in load_manifest() if (p := there / f"{n}.onnx").exists()]
     counts = [count(p.stem, inspect(p)) for p in paths]
-    heads = ["model", "nodes", "kernels", "product", "rows", "views", "torn", "halves", "left", "MiB before", "after"]
+    heads = [
+        "model",
+        "nodes",
+        "kernels",
+        "product",
+        "rows",
+        "views",
+        "torn",
+        "halves",
+        "bare",
+        "left",
+        "MiB before",
+        "after",
+    ]
     lines = []
     for c in counts:
-        numbers = (c.nodes, c.kernels, c.products, c.rows, c.views, c.torn, c.halves, c.left)
+        numbers = (c.nodes, c.kernels, c.products, c.rows, c.views, c.torn, c.halves, c.bare, c.left)
         lines.append([c.name, *map(str, numbers), f"{c.before / 2**20:.1f}", f"{c.after / 2**20:.1f}"])
     print(table(heads, lines))
     if args.json:
