@@ -63,6 +63,7 @@ CODES: tuple[Code, ...] = (
     Code("FOLD_DIVISOR", "prepare", "not folded: an integer division by zero, or the smallest integer by -1"),
     Code("FOLD_EVALUATE", "prepare", "not folded: onnxruntime did not compute the node"),
     Code("BN_KEPT", "prepare", "a BatchNormalization did not go into the weights before it"),
+    Code("DQ_KEPT", "prepare", "a product of dequantised bytes did not become one of integers"),
     # -- lower
     Code("UN_OPAQUE", "lower", "the operator is never fused, or is not in the op table (`onnxfuse ops`)"),
     Code("UN_QUANTISED", "lower", "the model is quantised here: onnxruntime's integer kernels and every bit are kept"),

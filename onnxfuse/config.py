@@ -71,7 +71,7 @@ class FusionConfig:
 # Simplifications that can be left out, in the order they run (frontend/prepare.py).
 PASSES = (
     "dead_code", "fold", "identity", "view_chains", "pad_into_conv", "bn_into_conv", "conv_before_resize", "cse",
-    "affine",
+    "affine", "integers",
 )  # fmt: skip
 
 

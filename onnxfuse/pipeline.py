@@ -120,8 +120,12 @@ def optimize(
         lambda made: made.graph,
     )
 
+    # Where the processor sums products of bytes four at a time, the runtime's own kernels are faster.
+    spared = frozenset({"integers"}) if target.byte_dots else frozenset[str]()
+    simplify = replace(config.prepare, skip=config.prepare.skip | spared)
+
     def prepared(graph: Graph, hints: Hints, known: Mapping[Value, Known], scope: str = "") -> Prepared:
-        make = partial(prepare, graph, config.prepare, _evaluator(graph), hints, known)
+        make = partial(prepare, graph, simplify, _evaluator(graph), hints, known)
         return stage("prepare", make, lambda made: made.graph, scope=scope)
 
     # Before atomize: a folded constant lets formulas be decided, and BatchNormalization goes into weights whole.

@@ -45,7 +45,7 @@ _ZERO = lit(0, DType.I32)
 
 def in_pairs(c: Contraction, consts: Collection[Value]) -> Contraction | None:
     """The contraction over pairs; None when the factors are not small integers or cannot be paired along any axis."""
-    if c.acc is not DType.I32 or not (_small(c.a) and _small(c.b)):
+    if c.acc is not DType.I32 or not (fits_half(c.a) and fits_half(c.b)):
         return None
     for k in c.k:
         half = Axis(k.name, as_dim((dim_expr(k.extent) + 1) // 2))
@@ -121,7 +121,7 @@ def _lift(e: Expr, h: _Halving) -> tuple[Expr, Lift] | None:
 # ---- ranges of integer expressions ----
 
 
-def _small(e: Expr) -> bool:
+def fits_half(e: Expr) -> bool:
     """Every value of the expression fits into 16 bits."""
     found = _interval(e)
     return _within(found, DType.I16.limits)

@@ -9,7 +9,7 @@ Register types: f32/f64 are float/double, integers of every sign are iN, bool is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -85,6 +85,13 @@ _PAIR_PRODUCTS = (
     (8, "avx2", "llvm.x86.avx2.pmadd.wd"),
     (16, "avx512bw", "llvm.x86.avx512.pmaddw.d.512"),
 )
+# f32 to i32, truncated, the minimum where it does not fit; likewise.
+_TRUNCATIONS = (
+    (4, "sse4.1", "llvm.x86.sse2.cvttps2dq"),
+    (8, "avx", "llvm.x86.avx.cvtt.ps2dq.256"),
+    (16, "avx512f", "llvm.x86.avx512.mask.cvttps2dq.512"),
+)
+_CURRENT_ROUNDING = 4
 
 
 class Builder:
@@ -419,12 +426,13 @@ class Builder:
 
     # ---- arithmetic that needs care ----
 
-    def call(self, name: str, ret: ll.Type, args: Sequence[ll.Value]) -> ll.Value:
+    def call(self, name: str, ret: ll.Type, args: Iterable[ll.Value]) -> ll.Value:
         """Call an intrinsic (or a function of this module) by its full name."""
+        args = list(args)
         fn = self.module.globals.get(name)
         if fn is None:
             fn = ll.Function(self.module, ll.FunctionType(ret, [a.type for a in args]), name)
-        return self.ir.call(fn, list(args))
+        return self.ir.call(fn, args)
 
     def intrinsic(self, name: str, *args: ll.Value) -> ll.Value:
         """An intrinsic overloaded on, and returning, the type of its first argument."""
@@ -442,15 +450,33 @@ class Builder:
 
         One instruction on x86, which LLVM joins with the addition of a sum where the target can (vpdpwssd).
         """
-        n = lanes_of(a)
-        fitting = [(size, name) for size, feature, name in _PAIR_PRODUCTS if self.has(feature) and n % size == 0]
+        made = self._by_parts(_PAIR_PRODUCTS, (a, b), lambda name, x: self.call(name, x[0].type, map(self._halves, x)))
+        return self._products_of_halves(a, b) if made is None else made
+
+    def truncated(self, x: ll.Value) -> ll.Value | None:
+        """An f32 vector truncated to i32, the minimum where it does not fit; None where no instruction does that."""
+
+        def one(name: str, xs: Sequence[ll.Value]) -> ll.Value:
+            n = lanes_of(xs[0])
+            typ = vec(I32, n)
+            masked = [self.const(typ, 0), self.const(I16, -1), self.const(I32, _CURRENT_ROUNDING)] if n == 16 else []
+            return self.call(name, typ, [*xs, *masked])
+
+        return self._by_parts(_TRUNCATIONS, (x,), one)
+
+    def _by_parts(
+        self,
+        table: Sequence[tuple[int, str, str]],
+        args: Sequence[ll.Value],
+        one: Callable[[str, Sequence[ll.Value]], ll.Value],
+    ) -> ll.Value | None:
+        """An intrinsic of (lanes, feature, name) applied to parts of vectors, the widest that fit."""
+        n = lanes_of(args[0])
+        fitting = [(size, name) for size, feature, name in table if self.has(feature) and n % size == 0]
         if not fitting:
-            return self._products_of_halves(a, b)
+            return None
         size, name = fitting[-1]
-        parts = [
-            self.call(name, vec(I32, size), [self._halves(self.shuffle(x, x, range(k, k + size))) for x in (a, b)])
-            for k in range(0, n, size)
-        ]
+        parts = [one(name, [self.shuffle(x, x, range(k, k + size)) for x in args]) for k in range(0, n, size)]
         while len(parts) > 1:
             size = lanes_of(parts[0])
             parts = [self.shuffle(x, y, range(2 * size)) for x, y in zip(parts[::2], parts[1::2], strict=True)]

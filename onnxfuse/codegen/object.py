@@ -44,9 +44,19 @@ class Object:
     asm: str = ""
 
 
+X86 = "x86_64-unknown-linux-gnu"
+
+
 @functools.cache
 def _initialize() -> None:
     llvm.initialize_all_targets()
+    try:
+        llvm.Target.from_triple(X86)
+    except RuntimeError:
+        pass  # this LLVM does not know the option
+    else:
+        # It would balance the integer sums of a tile, of which many are under way anyhow, for twice the registers.
+        llvm.set_option("onnxfuse", "-x86-machine-combiner=false")
     llvm.initialize_all_asmprinters()
     llvm.initialize_native_asmparser()  # the CPU check is inline assembly
 

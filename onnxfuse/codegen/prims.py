@@ -83,6 +83,10 @@ def _float_to_int(build: Builder, x: ir.Value, dst: DType) -> ir.Value:
 def _truncate(build: Builder, x: ir.Value, typ: ir.IntType) -> ir.Value:
     """cvttss2si: truncation to i32 or i64, the minimum where it does not fit."""
     b = build.ir
+    if typ.width == 32 and scalar_of(x.type) == F32 and lanes_of(x) > 1:
+        made = build.truncated(x)
+        if made is not None:
+            return made
     low = -(2.0 ** (typ.width - 1))
     below = low - 1.0 if (typ.width == 32 and scalar_of(x.type) == F64) else None
     over = b.fcmp_ordered("<", x, build.like(x, -low))

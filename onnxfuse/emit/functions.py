@@ -41,6 +41,27 @@ def node_proto(node: Node, opset: int) -> onnx.NodeProto:
     return proto
 
 
+def spelled_out(nodes: Iterable[Node], taken: set[str]) -> tuple[Node, ...]:
+    """The nodes with what they are spelled as in their place; its values and nodes get names that are not taken."""
+    out: list[Node] = []
+    listed = list(nodes)
+    names = {n.name for n in listed if n.spelled is None}
+    for n in listed:
+        if n.spelled is None:
+            out.append(n)
+            continue
+        new: dict[Value, Value] = {}
+        for old, now in zip((*n.spelled.inputs, n.spelled.output), (*n.inputs, n.outputs[0]), strict=True):
+            if old is not None and now is not None:
+                new[old] = now
+        for part in n.spelled.nodes:
+            new.update({v: Value(fresh_name(v.name, taken), v.type) for v in part.results if v not in new})
+            inputs = tuple(None if v is None else new.get(v, v) for v in part.inputs)
+            outputs = tuple(None if v is None else new[v] for v in part.outputs)
+            out.append(replace(part, inputs=inputs, outputs=outputs, name=fresh_name(part.name or n.name, names)))
+    return tuple(out)
+
+
 def _names(values: Sequence[Value | None]) -> list[str]:
     names = ["" if v is None else v.name for v in values]
     while names and not names[-1]:
@@ -199,6 +220,7 @@ def _closed(call: Call, nodes: tuple[Node, ...], graph: Graph) -> tuple[tuple[No
     """The nodes in order, and the constants they read that are not inputs of the custom node."""
     given = set(call.inputs)
     taken = {v.name for n in nodes for v in (*n.reads, *n.results)}
+    nodes = spelled_out(nodes, taken)
     nodes = tuple(without(n, given, taken) for n in nodes)
     made = {v for n in nodes for v in n.results}
     outside = dict.fromkeys(v for n in nodes for v in n.reads if v not in made and v not in given)

@@ -16,7 +16,16 @@ from importlib.metadata import version
 import onnx
 import onnx_ir
 
-from onnxfuse.emit.functions import DOMAIN, Parts, cast_node, function_proto, node_proto, whole_nodes, without
+from onnxfuse.emit.functions import (
+    DOMAIN,
+    Parts,
+    cast_node,
+    function_proto,
+    node_proto,
+    spelled_out,
+    whole_nodes,
+    without,
+)
 from onnxfuse.errors import IRError
 from onnxfuse.frontend.atomize import Atomized
 from onnxfuse.frontend.load import copy_fields
@@ -180,6 +189,7 @@ def _ordered(graph: Graph, calls: Mapping[int, Call], left: Sequence[Node], part
     custom = [_custom(call) for call in calls.values()]
     left = [*left, *_bridges(calls.values(), left)]
     left = [*left, *_recomputed(graph, custom, left)]
+    left = spelled_out(left, taken_names(graph))
     needed = {v for n in custom for v in n.inputs if v is not None} | set(graph.outputs)
     sources = [*graph.inputs, *graph.consts]
     for stay in (whole_nodes(left, parts, needed), tuple(dict.fromkeys(left))):

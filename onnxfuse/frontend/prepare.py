@@ -2,8 +2,9 @@
 
 In: a graph as read. Out: typed; no dead code, nothing foldable left, no duplicate work, no node that changes nothing,
 no view that leads back to what it is a view of, inference BatchNormalization inside the weights before it or a Mul and
-an Add, 1x1 convolutions before the Resize that enlarges their input. Each pass can be skipped by name
-(PrepareConfig.skip). What was not done, and could have been expected, is in the notes.
+an Add, 1x1 convolutions before the Resize that enlarges their input, products of dequantised bytes as products of
+integers. Each pass can be skipped by name (PrepareConfig.skip). What was not done, and could have been expected, is in
+the notes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from onnxfuse.frontend.conv_before_resize import conv_before_resize
 from onnxfuse.frontend.cse import cse
 from onnxfuse.frontend.dead_code import dead_code
 from onnxfuse.frontend.fold import Evaluate, fold
+from onnxfuse.frontend.integers import integers
 from onnxfuse.frontend.noop import noop
 from onnxfuse.frontend.pad_into_conv import pad_into_conv
 from onnxfuse.frontend.quantised import quantises
@@ -64,6 +66,14 @@ def prepare(
         typed = infer_types(after, hints, known)
     # After everything else: a BatchNormalization may find its way into weights in any round.
     after = _run("affine", typed.graph, affine, config)
+
+    def in_integers(g: Graph) -> Graph:
+        g, more = integers(g)
+        notes.extend(more)
+        return g
+
+    # Last: `cse` would merge again what it takes apart.
+    after = _run("dead_code", _run("integers", after, in_integers, config), dead_code, config)
     typed = typed if after is typed.graph else infer_types(after, hints, known)
     return Prepared(typed, tuple(dict.fromkeys(notes)))
 

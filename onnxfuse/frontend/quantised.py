@@ -9,9 +9,10 @@ So these stay: every node whose result reaches a quantiser, every operator that 
 between them are looked through), and quantisers and dequantisers that have neighbours. What comes after, up to the
 outputs, is fused as in any other model.
 
-Not so the sums of products of signed bytes (MatMulInteger, QLinearConv ...): they are exact in any order, so ours have
-onnxruntime's bits, and what is computed exactly from them keeps these bits. They are compiled. Where a factor is
-unsigned onnxruntime has kernels that are as fast or faster.
+Not so the sums of products of signed bytes (MatMulInteger, QLinearConv ...; frontend/integers.py makes them of what is
+dequantised before and quantised behind): they are exact in any order, so ours have onnxruntime's bits, and what is
+computed exactly from them keeps these bits. They are compiled. Where a factor is unsigned onnxruntime has kernels that
+are as fast or faster.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from onnxfuse.ir.op import EXACT, Family
 UN_QUANTISED = "UN_QUANTISED"
 QUANTISERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
 DEQUANTISERS = frozenset({"DequantizeLinear"})
+_EXACT = frozenset({Family.POINTWISE, Family.VIEW, Family.WINDOW})  # where a tolerance of EXACT says so
 _INT8_COMPUTE = 4  # accuracy_level of com.microsoft::MatMulNBits: the activations are quantised inside
 # Sums of products of 8-bit integers, and the places of their two factors.
 PRODUCTS = {"MatMulInteger": (0, 1), "ConvInteger": (0, 1), "QLinearMatMul": (0, 3), "QLinearConv": (0, 3)}
@@ -48,19 +50,30 @@ def quantised(graph: Graph) -> Mapping[Node, Refusal]:
     unsigned = {n: _UNSIGNED for n in graph.nodes if n.op.name in PRODUCTS and not _signed(n)}
     if not any(quantises(n) or n.op.name in DEQUANTISERS for n in graph.nodes):
         return unsigned
-    kept = dict.fromkeys(_with_neighbours(graph), _BESIDE)
+    kept = dict.fromkeys(_before_quantisers(graph), _BEFORE)
+    kept.update(dict.fromkeys(_with_neighbours(graph), _BESIDE))
     kept.update(dict.fromkeys(_after_dequantisers(graph), _BESIDE))
-    exact = set(_exact(graph))
-    for node in _before_quantisers(graph):
-        if node not in exact:
-            kept.setdefault(node, _BEFORE)
-    return {**kept, **unsigned}
+    ours = _ours(graph, set(kept))
+    return {**{n: why for n, why in kept.items() if n not in ours}, **unsigned}
 
 
 def _signed(node: Node) -> bool:
     """Both factors are signed bytes."""
     factors = [node.inputs[k] for k in PRODUCTS[node.op.name] if k < len(node.inputs)]
     return all(v is not None and v.type is not None and v.type.dtype is DType.I8 for v in factors)
+
+
+def _ours(graph: Graph, theirs: set[Node]) -> set[Node]:
+    """What is computed exactly from sums of products of signed bytes, but not what dequantises for a node of theirs."""
+    found = dict.fromkeys(_exact(graph))
+    uses = graph.uses()
+    for n in reversed(tuple(found)):
+        if n.op.name in DEQUANTISERS or (n.op.family is Family.VIEW and n.op.name not in QUANTISERS):
+            readers = [r for v in n.results for r in uses.get(v, ())]
+            if any(r in theirs and r not in found for r in readers):
+                theirs.add(n)
+                del found[n]
+    return set(found)
 
 
 def _exact(graph: Graph) -> Iterable[Node]:
@@ -70,7 +83,7 @@ def _exact(graph: Graph) -> Iterable[Node]:
         if n.op.name in PRODUCTS:
             exact = _signed(n)
         else:
-            exact = n.op.family is Family.POINTWISE and n.op.tol == EXACT and any(v in made for v in n.reads)
+            exact = n.op.family in _EXACT and n.op.tol == EXACT and any(v in made for v in n.reads)
             # onnxruntime drops some roundings of halves.
             exact = exact and not any(v.type is None or v.type.dtype.is_half for v in (*n.reads, *n.results))
         if exact:

@@ -69,6 +69,18 @@ class ArrayConst:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Spelling:
+    """The user's nodes that a node of ours stands for: they make `output` from (some of) `inputs`.
+
+    inputs    stand for the node's inputs, one for one, output for its first: what becomes of these is of no concern
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value | None, ...]
+    output: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Node:
     """One operator application.
 
@@ -77,6 +89,7 @@ class Node:
     captures  outer values that subgraphs in the attributes use (an extra read; never renamed)
     source    the onnx.NodeProto it was read from: attributes, doc string and metadata are emitted from it verbatim
               (names of inputs and outputs are not); None once op or attributes change, and for nodes we made
+    spelled   what is written in its place; None: itself
     """
 
     op: Op
@@ -87,6 +100,7 @@ class Node:
     origin: tuple[str, ...]
     captures: tuple[Value, ...] = ()
     source: object | None = None
+    spelled: Spelling | None = None
 
     @property
     def reads(self) -> tuple[Value, ...]:

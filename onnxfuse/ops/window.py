@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, cast, eq, i64, lit
+from onnxfuse.ir.op import EXACT
 from onnxfuse.ir.simplify import as_dim, dim_expr, simplify
 from onnxfuse.ops.contract import Windows, _inside, windows
 from onnxfuse.ops.dsl import (
@@ -36,7 +37,7 @@ def _places(i: Sequence[Expr], over: Windows) -> list[Expr]:
     return [simplify(pos[k] * over.stride[k] + taps[k] * over.dilation[k] - over.begin[k]) for k in range(n)]
 
 
-@window
+@window(tol=EXACT)
 def MaxPool(
     x,
     *,

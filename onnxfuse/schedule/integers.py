@@ -13,6 +13,7 @@ from onnxfuse.ir.kernel import Kernel, Stage
 from onnxfuse.target import Target
 from onnxfuse.templates.gemm import GEMM, contraction
 from onnxfuse.templates.several import split_parts
+from onnxfuse.templates.window import WINDOW
 
 INT_RUNTIME = "INT_RUNTIME"
 _BYTES = frozenset({DType.I8, DType.U8})
@@ -31,6 +32,8 @@ def _left(kernel: Kernel, target: Target) -> Refusal | None:
         return None
     if target.byte_dots or types != {DType.I8}:
         return Refusal(INT_RUNTIME, f"sums of products of {' and '.join(sorted(types))} on {target.name}")
+    if not isinstance(WINDOW.propose(kernel, target), Refusal):
+        return None
     c = contraction(kernel)
     found = c if isinstance(c, Refusal) else GEMM.propose(kernel, target)
     if isinstance(found, Refusal):

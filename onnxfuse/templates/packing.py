@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from onnxfuse.codegen.build import I32, I64, Builder, Index, Reg, Type, reg_type
 from onnxfuse.codegen.scalar_expr import Env, affine, emit_dim, emit_expr, flat_index, literal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Apply, Expr, Lit, Load, axes_of, i64, var
+from onnxfuse.ir.expr import Apply, Expr, Lit, Load, axes_of, i64, lit, loads, substitute, var
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.simplify import simplify
+from onnxfuse.templates.packing_steps import fill, steps_run
 
 FEW_CHANNELS = 8  # copied together
 
@@ -105,9 +106,12 @@ def _segments(build: Builder, env: Env, line: Line) -> Iterator[tuple[Env, Axis,
 
 def _run(build: Builder, env: Env, expr: Expr, x: Axis, x0: Index, length: Index, dst: Reg, lanes: int) -> None:
     """dst[v] = expr at x = x0 + v."""
-    copy = _as_copy(env, expr, x) if lanes > 1 else None
-    if copy is not None:
+    copy = _as_steps(env, expr, x) if lanes > 1 else None
+    if copy is not None and copy.element is None:
         _copy_run(build, env, copy, x, x0, length, dst, lanes)
+        return
+    if copy is not None:
+        _steps_run(build, env, copy, x0, length, dst, lanes)
         return
     typ = reg_type(expr.dtype)
     whole = build.mul(build.udiv(length, lanes), lanes)
@@ -195,7 +199,10 @@ def _copy_channels(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
-    """`load` at a constant step along x where `fixed` hold and x lies within `bounds`; `pad` elsewhere."""
+    """`load` at a constant step along x where `fixed` hold and x lies within `bounds`; `pad` elsewhere.
+
+    element: an expression of the load that is wanted in its place (None: itself)
+    """
 
     load: Load
     base: Expr
@@ -203,10 +210,17 @@ class _Copy:
     fixed: tuple[Expr, ...]
     bounds: tuple[tuple[int, Expr], ...]  # (s, e): s*x + e >= 0
     pad: Lit | None = None
+    element: Expr | None = None
 
 
 def _as_copy(env: Env, expr: Expr, x: Axis) -> _Copy | None:
     """The factor as a guarded copy, or None when it is anything else."""
+    copy = _as_steps(env, expr, x)
+    return copy if copy is not None and copy.element is None else None
+
+
+def _as_steps(env: Env, expr: Expr, x: Axis) -> _Copy | None:
+    """The same for an expression of one load of small integers."""
     conds: list[Expr] = []
     pad: Lit | None = None
     while isinstance(expr, Apply) and expr.prim.name == "where":
@@ -215,9 +229,11 @@ def _as_copy(env: Env, expr: Expr, x: Axis) -> _Copy | None:
             return None
         conds += _conjuncts(cond)
         pad = no
-    if not isinstance(expr, Load) or expr.dtype is DType.BOOL:
+    element = None if isinstance(expr, Load) else expr
+    read = expr if isinstance(expr, Load) else _alone(expr, x)
+    if read is None or read.dtype is DType.BOOL:
         return None
-    split = affine(flat_of(env, expr), var(x))
+    split = affine(flat_of(env, read), var(x))
     if split is None or not isinstance(split[1], Lit) or split[1].value not in (1, 2):
         return None
     fixed: list[Expr] = []
@@ -230,7 +246,15 @@ def _as_copy(env: Env, expr: Expr, x: Axis) -> _Copy | None:
         if limit is None:
             return None
         limits.append(limit)
-    return _Copy(expr, split[0], int(split[1].value), tuple(fixed), tuple(limits), pad)
+    return _Copy(read, split[0], int(split[1].value), tuple(fixed), tuple(limits), pad, element)
+
+
+def _alone(expr: Expr, x: Axis) -> Load | None:
+    """The one load of an integer expression that moves along x, if it reads bytes or halves."""
+    found = [ld for ld in loads(expr) if x in axes_of(ld)]
+    if len(found) != 1 or not found[0].dtype.is_int or found[0].dtype.bytes > 2 or not expr.dtype.is_int:
+        return None
+    return None if x in axes_of(substitute(expr, {found[0]: lit(0, found[0].dtype)})) else found[0]
 
 
 def _conjuncts(cond: Expr) -> list[Expr]:
@@ -304,6 +328,15 @@ def _copy_run(build: Builder, env: Env, copy: _Copy, x: Axis, x0: Index, length:
     inside = (run.lo, build.sub(run.hi, copy.step - 1))
     with _where(build, _holds(build, env, copy), length, ((dst, copy),), lanes):
         _line(build, x, length, lanes, inside, plain, masked)
+
+
+def _steps_run(build: Builder, env: Env, copy: _Copy, x0: Index, length: Index, dst: Reg, lanes: int) -> None:
+    assert copy.element is not None
+    run = _open_run(build, env, copy, x0, length, lanes)
+    lo = build.imin(run.lo, length)
+    inside = (lo, build.imax(run.hi, lo))
+    fill(build, copy.pad, inside, length, dst, lanes)
+    steps_run(build, env, (copy.load, copy.element), copy.step, run.src, inside, length, dst, lanes)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from onnxfuse.analysis.pairs import fits_half
 from onnxfuse.analysis.windows import Slide, Window, window
 from onnxfuse.codegen.build import I1, I64, PTR, VOID, Builder, Index, Reg, Type, reg_type
 from onnxfuse.codegen.prims import lower
@@ -68,7 +69,7 @@ class Windowed:
         w = window(kernel)
         if isinstance(w, Refusal):
             return w
-        if w.acc not in (DType.F32, DType.F64):
+        if w.acc not in (DType.F32, DType.F64) and not _of_halves(w):
             return Refusal("WINDOW_DTYPE", f"accumulates in {w.acc}")
         if w.taps > MAX_TAPS:
             return Refusal("WINDOW_TAPS", f"{w.taps} taps, at most {MAX_TAPS} are unrolled")
@@ -116,6 +117,13 @@ class Windowed:
 
 
 WINDOW = Windowed()
+
+
+def _of_halves(w: Window) -> bool:
+    """Sums of products of integers that fit into 16 bits (one zero point taken off a byte, say)."""
+    if w.acc is not DType.I32 or w.weight is None or w.combine.name != "add":
+        return False
+    return fits_half(w.weight) and fits_half(w.value)
 
 
 def _cost(w: Window, target: Target) -> float:
@@ -248,7 +256,9 @@ def _weights(build: Builder, plane: Env, w: Window) -> dict[tuple[int, int], Reg
     for ky in range(w.y.taps):
         for kx in range(w.x.taps):
             at = {a: build.i64(k) for a, k in ((w.y.tap, ky), (w.x.tap, kx)) if a is not None}
-            out[ky, kx] = emit_expr(build, plane.at(at), w.weight)
+            value = emit_expr(build, plane.at(at), w.weight)
+            # The other half is 0: whatever the sign of an element puts there is not added.
+            out[ky, kx] = value if w.acc.is_float else build.ir.and_(value, build.like(value, 0xFFFF))
     return out
 
 
@@ -395,6 +405,8 @@ def _tap(
 
 
 def _combine(build: Builder, w: Window, total: Reg, value: Reg, weight: Reg | None, lanes: int) -> Reg:
-    if weight is not None:
+    if weight is None:
+        return lower(build, w.combine.name, [total, value], w.acc, w.acc)
+    if w.acc.is_float:
         return build.fma(build.splat(weight, lanes), value, total)
-    return lower(build, w.combine.name, [total, value], w.acc, w.acc)
+    return build.ir.add(build.pair_products(build.splat(weight, lanes), value), total)

@@ -16,6 +16,7 @@ floor `atol` is a few eps of 1. Defaults by dtype:
     integers, bool, strings: equal
 
 NaN agrees with NaN in the same place only, an infinity with the same infinity only. +0 and -0 agree and are counted.
+Models whose products of dequantised numbers run in integers are judged node by node where the above fails (steps.py).
 Integers and bools that hang on a float comparison can flip by one rounding: every flip is counted, and fails unless
 `allow_mismatches` (or `atol`, for integers) says otherwise.
 """
@@ -33,7 +34,7 @@ import onnxruntime
 
 from onnxfuse.config import Precision, VerifyConfig
 from onnxfuse.errors import UsageError
-from onnxfuse.verify import ort
+from onnxfuse.verify import ort, steps
 from onnxfuse.verify.bench import Timing
 from onnxfuse.verify.inputs import InputSpec, Sample, samples, specs
 from onnxfuse.verify.mapped import Mapped, mapped_session
@@ -95,12 +96,16 @@ class OutputReport:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """One set of inputs. `error` is what onnxruntime said when the candidate refused them."""
+    """One set of inputs. `error` is what onnxruntime said when the candidate refused them.
+
+    nodes     what was found node by node, where the run was judged so (steps.py)
+    """
 
     label: str
     inputs: Mapping[str, tuple[int, ...]]
     outputs: tuple[OutputReport, ...]
     error: str = ""
+    nodes: str = ""
 
     @property
     def ok(self) -> bool:
@@ -158,7 +163,8 @@ class Report:
         if self.skipped:
             return f"not compared: {self.skipped}"
         if self.ok:
-            return f"agrees {with_what}: {len(self.runs)} run(s), {len(self.runs[0].outputs)} output(s)"
+            nodes = next((f"; {r.nodes}" for r in self.runs if r.nodes), "")
+            return f"agrees {with_what}: {len(self.runs)} run(s), {len(self.runs[0].outputs)} output(s){nodes}"
         reason = self.error or next((r.error for r in self.runs if r.error), "")
         return f"differs {with_what}: {reason or 'outputs ' + ', '.join(self.failed_outputs)}"
 
@@ -425,7 +431,11 @@ def compare_many(
         runs = []
         for sample, results in pairs if c.session and not c.error else ():
             step(f"running {_called(library)} on {_inputs(sample)}")
-            runs.append(_judge(c.session, sample, results, config))
+            run = _judge(c.session, sample, results, config)
+            if library is not None and not run.ok and not run.error:
+                step(f"running every node of {_called(library)} on the original's values")
+                run = _by_nodes(run, c.session, (sample, results), candidate, (library, custom_op_libraries), config)
+            runs.append(run)
         narrowed = _narrowed(interface.specs, c.specs)
         ours = (str(library),) if library is not None else ()
         return Report(*names, ours, tuple(runs), c.error, narrowed, c.session is not None)
@@ -574,3 +584,38 @@ def _judge(
     except ort.ORT_ERRORS as exc:
         return RunReport(sample.label, sample.shapes, (), " ".join(str(exc).split()))
     return RunReport(sample.label, sample.shapes, compare_results(expected, results, config))
+
+
+def _by_nodes(
+    run: RunReport,
+    sess: onnxruntime.InferenceSession,
+    pair: tuple[Sample, Mapping[str, ort.Result]],
+    candidate: ort.Source,
+    libraries: tuple[str | os.PathLike[str], Libraries],
+    config: VerifyConfig,
+) -> RunReport:
+    """The run judged node by node, if the candidate has products of dequantised numbers in integers (see steps.py)."""
+    model = steps.load(candidate)
+    if not steps.stepped(model):
+        return run
+    sample, expected = pair
+    found = steps.node_by_node(model, sample.feeds, *libraries)
+    problems = []
+    for r in found:
+        plain = None if r.most else compare_values(r.node, r.reference, r.candidate, config)
+        problems.append(
+            r.problem() if plain is None else "" if plain.ok else f"node {r.node}: {plain.problem or 'differs'}"
+        )
+    problem = next(filter(None, problems), "")
+    moved, total = sum(r.moved for r in found if r.most), sum(r.reference.size for r in found if r.most)
+    told = f"{len(found)} results one by one on the original's values: {moved} of {total} elements a step off"
+    results = ort.run(sess, sample.feeds)
+    outputs = []
+    for out in run.outputs:
+        value, mine = expected.get(out.name), results.get(out.name)
+        if out.ok or out.problem or not isinstance(value, np.ndarray) or not isinstance(mine, np.ndarray):
+            outputs.append(out)
+            continue
+        why = problem or steps.end_problem(value, mine)
+        outputs.append(replace(out, ok=not why, problem=why, tolerance="node by node"))
+    return replace(run, outputs=tuple(outputs), nodes=told)
