@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -205,3 +206,16 @@ def test_the_products_of_pairs_are_one_instruction(target: str, added: tuple[str
     assert not isinstance(found, Refusal), found
     text = compile_module(emit_module(Plan(kernel, found[0], GEMM), row).text, row, keep_asm=True).asm
     assert instruction in text
+
+
+def test_the_sums_of_a_tile_stay_in_registers() -> None:
+    """LLVM would add the products of several steps first, and has no registers for them."""
+    row = by_name("x86-64-v3")
+    kernel = product(96, 96, 96, const="B")
+    found = GEMM.propose(kernel, row)
+    assert not isinstance(found, Refusal), found
+    lines = compile_module(emit_module(Plan(kernel, found[0], GEMM), row).text, row, keep_asm=True).asm.splitlines()
+    products = [k for k, line in enumerate(lines) if "vpmaddwd" in line]
+    near = [(a, b) for a, b in pairwise(products) if b - a < 8]  # within a loop over k
+    assert near
+    assert not [line for a, b in near for line in lines[a:b] if "(%rsp)" in line]
