@@ -1,7 +1,8 @@
 """Sums of products of bytes that onnxruntime runs faster than a kernel of ours would. Kernel -> why it is left.
 
 Ours multiply 16-bit pairs (analysis/pairs.py). onnxruntime does the same or better where a factor is unsigned, or where
-the processor sums products of signed bytes; and a kernel that cannot be paired has only slow multiplications left.
+the processor sums products of signed bytes; and a kernel that is no window over planes and cannot be paired has only
+slow multiplications left.
 """
 
 from __future__ import annotations
