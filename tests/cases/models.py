@@ -81,11 +81,14 @@ A, B = f(8, -8, 7, 0, dtype=I32), f(2, 3, 5, 7, dtype=I32)
 CASES: tuple[Case, ...] = (
     # -- floats
     *(_unary("P01", op) for op in ("Relu", "Sign", "Abs", "Neg")),
-    Case("P01", "ReduceMax", one("ReduceMax", "float[1,N]", "<axes=[1],keepdims=0>", "float[1]"),
-         [{"x": f(NAN, 1)[None]}, {"x": long(17, 0)[None]}, {"x": long(33, 0)[None]}]),
+    *(Case("P01", op, one(op, "float[1,N]", "<axes=[1],keepdims=0>", "float[1]"),
+           [{"x": x[None]} for x in (f(NAN, 1), long(17, 0), long(33, 0))])
+      for op in ("ReduceMax", "ReduceMin")),
     *(Case("P02", op, f"g (float[N] a, float[N] b) => (float[N] y) {{ y = {op}(a, b) }}",
            [{"a": f(NAN, 1, NAN, 0), "b": f(1, NAN, NAN, 0)}, {"a": long(33, 2), "b": data(33)}])
       for op in ("Max", "Min")),
+    *(Case("P02", f"{op} of zeros", f"g (float[N] a, float[N] b) => (float[N] y) {{ y = {op}(a, b) }}",
+           [{"a": f(0.0, -0.0, 0.0, -0.0), "b": f(-0.0, 0.0, 0.0, -0.0)}], bits=True) for op in ("Max", "Min")),
     *(Case("P04", op, f"g (float[N,1] x) => (float[N,1] y) {{ c = Constant<value=float[1] {{10.0}}>() y = {op}(x, c) }}",
            [{"x": f(NAN, 1, 2)[:, None]}]) for op in ("Max", "Min")),
     Case("P05", "IsNaN behind a clip", """g (float[16,10] x) => (float[16,10] y) {
@@ -94,7 +97,7 @@ CASES: tuple[Case, ...] = (
          tensors={"lo": np.full(10, -10, F32), "hi": np.full(10, 10, F32), "zero": np.array(0, F32)}),
     Case("P07", "sin of atan", "g (float[N] x) => (float[N] y) { a = Atan(x) y = Sin(a) }",
          [{"x": long(17, 3)}, {"x": long(17, 16)}]),
-    Case("P08", "a denormal result", "g (float[N] x) => (float[N] y) { y = Mul(x, s) }", [{"x": f(0.1875)}],
+    Case("P08", "a denormal result", "g (float[N] x) => (float[N] y) { n = Neg(x) y = Mul(n, s) }", [{"x": f(0.1875)}],
          tensors={"s": np.array(2.0**-124, F32)}, bits=True),
     Case("P10", "a reduction and its broadcast back", """g (float[5,1,32,32] x, float[5] l) => (float[5,1,32,32] y) {
         k = Reshape(l, shape) p = Mul(x, k) n = Neg(p) t = Exp(n) q = ReduceSum<keepdims=1>(t, axes) y = Div(t, q) }""",
@@ -108,6 +111,8 @@ CASES: tuple[Case, ...] = (
          tensors={"w": np.ones(64, F16), "b": np.zeros(64, F16)}),
     Case("P14", "mean of many in f16", one("ReduceMean", "float16[1,3,512,512]", "<axes=[2,3],keepdims=1>", "float16[1,3,1,1]"),
          [{"x": np.full((1, 3, 512, 512), 0.5, F16)}]),
+    Case("P14", "a sum that is larger than the type", one("ReduceSum", "float16[1,70000]", "", "float16[1,1]"),
+         [{"x": np.ones((1, 70000), F16)}]),
     Case("P16", "a normalisation behind a convolution", """g (float[1,3,8,8] x) => (y) {
         c = Conv(x, w) y = BatchNormalization<epsilon=0.00001>(c, s, b, m, v) }""", [{"x": data(1, 3, 8, 8)}],
          tensors={"w": data(4, 3, 3, 3), "s": data(4), "b": data(4), "m": data(4), "v": np.abs(data(4)) + 1}),
@@ -211,8 +216,13 @@ CASES: tuple[Case, ...] = (
         y = If (c) <then_branch = t () => (float[1] a) { a = Constant<value_floats=[3.0]>() }, else_branch = e () => (float[1] b) { p = Exp(x) b = Neg(p) }> }""",
            [{"c": np.array(c), "x": data(1)} for c in (True, False)], subgraphs=sub) for sub in (False, True)),
     Case("P84", "sequences", "g (float[2] x) => (float[2] y) { s = SequenceConstruct(x, x) k = Constant<value_int=0>() e = SequenceAt(s, k) p = Exp(e) y = Neg(p) }", [{"x": data(2)}]),
+    Case("P84", "a split to a sequence", """g (float[1,1,400] x) => (float[1,1,N] y) { q = SplitToSequence<axis=2>(x, n)
+        z = Constant<value_int=0>() o = Constant<value_int=1>() a = SequenceAt(q, z) b = SequenceAt(q, o) s = Add(a, b) y = Relu(s) }""", [{"x": data(1, 1, 400)}],
+         tensors={"n": np.array(100, I64)}),
+    Case("P84", "an optional", "g (float[2] x) => (bool y, float[2] z) { e = Exp(x) o = Optional(e) y = OptionalHasElement(o) z = OptionalGetElement(o) }", [{"x": data(2)}]),
     Case("P84", "strings", "g (string[2] x) => (string[2] y) { y = Identity(x) }", [{"x": np.array(["a", "b"], object)}]),
     Case("P85", "initializers that are no inputs", "g (float[1] a) => (float[1] y) { y = Add(a, b) }", [{"a": f(1)}], tensors={"b": f(42)}),
+    Case("P85", "initializers that are inputs", "g (float[1] a, float[1] b) => (float[1] y) { y = Add(a, b) }", [{"a": f(1)}, {"a": f(1), "b": f(2)}], tensors={"b": f(42)}),
     Case("P87", "a generated constant", "g (float[64,64] x) => (float[64,64] y) { o = ConstantOfShape<value=float[1] {1.0}>(s) y = Add(x, o) }",
          [{"x": data(64, 64)}], tensors={"s": f(64, 64, dtype=I64)}),
     # -- quantised
@@ -232,6 +242,8 @@ CASES: tuple[Case, ...] = (
     Case("P112", "a sum of 100 inputs", "g (" + ", ".join(f"float[4] x{k}" for k in range(100)) + ") => (float[4] y) {"
          + "".join(f" r{k} = Relu(x{k})" for k in range(100)) + " y = Sum(" + ", ".join(f"r{k}" for k in range(100)) + ") }",
          [{f"x{k}": data(4) * k for k in range(100)}]),
+    Case("P112", "a concat of 200 inputs", "g (" + ", ".join(f"float[2] x{k}" for k in range(200)) + ") => (float[400] y) {"
+         + "c = Concat<axis=0>(" + ", ".join(f"x{k}" for k in range(200)) + ") y = Exp(c) }", [{f"x{k}": data(2) * k for k in range(200)}]),
     Case("P115", "a logarithm and a squeeze", "g (float[1,32,32,3] x) => (float[32,32,3] y) { l = Log(x) y = Squeeze(l, a) }",
          [{"x": np.abs(data(1, 32, 32, 3)) + 1}], tensors={"a": f(0, dtype=I64)}),
     Case("P116", "a large intermediate", "g (float[4,50000] x) => (float[4,50000] y) { s = Softmax<axis=-1>(x) y = Mul(s, x) }", [{"x": data(4, 50000)}]),
