@@ -172,20 +172,22 @@ def spread(nest: Nest, axis: Axis, private: Set[Value]) -> Nest:
 
 def in_place(nest: Nest, private: Set[Value]) -> Nest:
     """Private rows kept in the output they become: a long row is then in the cache twice instead of three times."""
-    homes: dict[Value, tuple[Value, tuple[Expr, ...], tuple[Axis, ...]]] = {}
+    homes: dict[Value, tuple[Value, tuple[Expr, ...], tuple[Axis, ...]]] = {}  # by the buffer itself
     for stage in nest.stages:
         for source in dict.fromkeys(ld.source for ld in loads(*stage_roots(stage))):
-            if nest.views.get(source, source) in private and source.tensor.rank:
+            root = nest.views.get(source, source)
+            if root in private and source.tensor.rank:
                 store = _becomes(nest, stage, source)
                 if store is not None:
-                    homes[source] = (store.target, store.index, stage.axes)
+                    homes[root] = (store.target, store.index, stage.axes)
     if len({h[0] for h in homes.values()}) < len(homes):
         return nest
 
     def access(source: Value, index: tuple[Expr, ...]) -> tuple[Value, tuple[Expr, ...]]:
-        if source not in homes:
+        root = nest.views.get(source, source)
+        if root not in homes:
             return source, index
-        target, place, axes = homes[source]
+        target, place, axes = homes[root]
         turn: dict[Expr, Expr] = {var(a): i for a, i in zip(axes, index, strict=True)}
         return target, tuple(substitute(i, turn) for i in place)
 
@@ -199,15 +201,21 @@ def _becomes(nest: Nest, stage: Step, source: Value) -> Store | None:
         return None
     (store,) = stage.stores
     root = nest.views.get(source, source)
-    others = {v for v, home in nest.views.items() if home is root} | {root}
-    everywhere = [ld for s in nest.stages for ld in loads(*stage_roots(s))]
-    here = [ld for ld in loads(*stage_roots(stage)) if ld.source in others]
-    if any(ld.source is not source for ld in everywhere if ld.source in others):
+    touched = {ld.source for s in nest.stages for ld in loads(*stage_roots(s))}
+    touched |= {st.target for s in nest.stages for st in stage_stores(s)}
+    aliases = [v for v in touched if nest.views.get(v, v) is root]
+    if any(not _alike(v, source) for v in aliases) or source.tensor.dtype is not store.target.tensor.dtype:
         return None
-    if any(ld.index != own for ld in here) or source.tensor.dtype is not store.target.tensor.dtype:
+    if any(ld.index != own for ld in loads(*stage_roots(stage)) if ld.source in aliases):
         return None
     extents = [a.extent for a in stage.axes]
     return store if all(same(d, e) for d, e in zip(source.tensor.shape, extents, strict=True)) else None
+
+
+def _alike(a: Value, b: Value) -> bool:
+    """Two views of a buffer, made where the axes of different stages were joined, have one shape."""
+    shapes = a.tensor.shape, b.tensor.shape
+    return len(shapes[0]) == len(shapes[1]) and all(same(d, e) for d, e in zip(*shapes, strict=True))
 
 
 def _merge_any(nest: Nest) -> Nest | None:

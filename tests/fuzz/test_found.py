@@ -313,3 +313,14 @@ def test_a_scatter_of_types_where_is_not_made_for(tmp_path: Path, dtype: type[np
         for n in (0, 5)
     )
     agrees(tmp_path, m, {"x": x.reshape(4, 3), "u": u[:6].reshape(2, 3)})
+
+
+# --- private rows kept in the output they become ---------------------------------------------------------------------
+@pytest.mark.parametrize("sizes", ["A,B", "60,80"])
+def test_a_private_row_of_two_axes_is_written_where_it_is_read(tmp_path: Path, sizes: str) -> None:
+    """The stages that write and read it join its axes each by itself."""
+    m = model(
+        f"(float[7,2,1,N] x, float[{sizes}] z) => (float[a,b] v, float[c,d,e,f] y) {{ s = ReduceSum(x)  "
+        "v = Identity(z)  q = Abs(v)  y = Mul(q, s) }"
+    )
+    agrees(tmp_path, m, {"x": floats(7, 2, 1, 17), "z": floats(60, 80)})
