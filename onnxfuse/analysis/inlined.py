@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from onnxfuse.analysis.maps import MOST_WRITTEN, inline_loads
-from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Var, loads, substitute, var, walk
+from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Var, load, loads, substitute, var, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Compute
 from onnxfuse.ir.simplify import simplify
@@ -75,6 +75,8 @@ def _composed(members: Sequence[Compute], inline: Collection[Value], loads_of: L
 
 def _moved(ld: Load, at: dict[Expr, Expr]) -> Load:
     """The load at other indices."""
+    if all(isinstance(ix, (Var, Lit)) for ix in ld.index):
+        return _normal(load(ld.source, tuple([at.get(ix, ix) for ix in ld.index]), ld.dtype))
     found = simplify(substitute(ld, at))
     assert isinstance(found, Load)
     return found
