@@ -113,6 +113,11 @@ def _large(path: Path) -> bool:
     """Too large to be loaded ahead, or with weights in other files, whose size is not known."""
     if not 0 < path.stat().st_size <= _AHEAD_LIMIT:
         return True
+    from onnxfuse.frontend.wire import scan  # here: most processes that compare do without onnx
+
+    scanned = scan(path)
+    if scanned is not None:
+        return _EXTERNAL in scanned[0]
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(_EXTERNAL) >= 0
 

@@ -2,9 +2,10 @@
 
 Kernels copy the weights they need into an order of their own when they are created, and never look at the originals
 again; onnxruntime keeps both. Here the large initializers that only our nodes read are handed over as pages of the
-model file, and the pages are given back to the system while kernels are made: the session then holds the packed weights
-alone. Such weights lie at any byte of the file, which our kernels allow (their loads assume no alignment that the
-machine would insist on) and others may not: what any other node reads is loaded as usual.
+model file, and the pages are given back to the system while kernels are made: the session then holds the packed
+weights alone. Such weights lie at any byte of the file, which our kernels allow (their loads assume no alignment that
+the machine would insist on) and others may not: what any other node reads is copied once, beside the message that
+onnxruntime would have to parse it out of.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ _GIVE_BACK = 0.01  # seconds between two times that pages are given back
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mapped:
-    """The session, and the weights that must live as long."""
+    """The session, and the weights that must live as long: left in the file, and copied."""
 
     session: onnxruntime.InferenceSession
     weights: tuple[onnxruntime.OrtValue, ...]
+    copies: tuple[onnxruntime.OrtValue, ...]
 
 
 def mapped_session(
@@ -52,21 +54,27 @@ def mapped_session(
         return None
     proto = onnx.ModelProto.FromString(scanned[0])
     ours = _read_by_us_only(proto.graph)
+    fixed = {v.name for v in (*proto.graph.input, *proto.graph.output)}
     options = ort.options(level=level, threads=threads, libraries=libraries)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model.parent))
     weights: list[onnxruntime.OrtValue] = []
+    copies: list[onnxruntime.OrtValue] = []
     with model.open("rb") as f:
         data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     for found in scanned[1]:
         tensor = proto.graph.initializer.add()
         tensor.CopyFrom(found.header)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        if tensor.name not in ours or dtype.name not in ("float32", "float64", "float16"):
+        if tensor.name in fixed or dtype.name not in ("float32", "float64", "float16"):
             tensor.raw_data = data[found.offset : found.offset + found.length]
             continue
         array = np.frombuffer(data, dtype, math.prod(tensor.dims), found.offset).reshape(tuple(tensor.dims))
-        weights.append(onnxruntime.OrtValue.ortvalue_from_numpy(array))
-        options.add_initializer(tensor.name, weights[-1])
+        mine = tensor.name in ours
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(array if mine else array.copy())
+        (weights if mine else copies).append(value)
+        options.add_initializer(tensor.name, value)
+        if not mine:
+            _give_back(data)
         # onnxruntime wants to see a file; the values come from the line before.
         tensor.data_location = onnx.TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value=model.name)
@@ -79,21 +87,24 @@ def mapped_session(
             )
     except ort.ORT_ERRORS:
         return None
-    return Mapped(session, tuple(weights))
+    return Mapped(session, tuple(weights), tuple(copies))
+
+
+def _give_back(data: mmap.mmap) -> None:
+    """Pages of the file that were read do not stay in this process's memory."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        data.madvise(mmap.MADV_DONTNEED)
 
 
 @contextlib.contextmanager
 def _giving_back(data: mmap.mmap) -> Iterator[None]:
-    """Meanwhile, pages of the file that were read do not stay in this process's memory."""
-    if not hasattr(mmap, "MADV_DONTNEED"):
-        yield
-        return
+    """Pages are given back again and again meanwhile."""
     done = threading.Event()
 
     def give_back() -> None:
         while not done.wait(_GIVE_BACK):
-            data.madvise(mmap.MADV_DONTNEED)
-        data.madvise(mmap.MADV_DONTNEED)
+            _give_back(data)
+        _give_back(data)
 
     thread = threading.Thread(target=give_back, daemon=True)
     thread.start()

@@ -50,6 +50,29 @@ def test_weights_of_kernels_stay_in_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("pad", range(4))
+def test_what_others_read_is_copied_out_of_the_file(tmp_path, pad):
+    proto = source("y = MatMul(x, w)")
+    proto.doc_string = "d" * (pad + 1)  # moves all that follows
+    onnx.save(proto, tmp_path / "m.onnx")
+    made = mapped_session(tmp_path / "m.onnx", level=ort.Level.DISABLE, threads=1, libraries=[])
+    assert made is not None
+    assert (len(made.weights), len(made.copies)) == (0, 1)
+    x = RNG.random((2, N)).astype(np.float32)
+    (expected,) = ort.session(proto).run(None, {"x": x})
+    assert np.array_equal(made.session.run(None, {"x": x})[0], expected)
+
+
+def test_an_initializer_that_a_caller_may_override_stays_in_the_message(tmp_path):
+    proto = source("y = MatMul(x, w)", f"(float[2,{N}] x, float[{N},{N}] w) => (float[2,{N}] y)")
+    onnx.save(proto, tmp_path / "m.onnx")
+    made = mapped_session(tmp_path / "m.onnx", level=ort.Level.DISABLE, threads=1, libraries=[])
+    assert made is not None
+    assert (made.weights, made.copies) == ((), ())
+    x, w = RNG.random((2, N)).astype(np.float32), np.ones((N, N), np.float32)
+    assert np.allclose(made.session.run(None, {"x": x, "w": w})[0], x @ w, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pad", range(4))
 def test_the_place_in_the_file_does_not_matter(tmp_path, pad):
     proto = source("a = MatMul(x, w) \n b = Add(a, a) \n c = MatMul(b, v) \n y = Relu(c)", names=("w", "v"))
     proto.doc_string = "d" * (pad + 1)  # moves all that follows
