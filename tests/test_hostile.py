@@ -249,3 +249,29 @@ def test_code_stays_small(text):
     bundle = onnxfuse.optimize(node_model(text), verify=False)
     assert bundle.library is None or len(bundle.library.image) < 1 << 20
     assert bundle.library is not None or bundle.plans.refused or bundle.partition.left
+
+
+# ---- what arrives at run time
+
+
+@pytest.mark.parametrize("bad", [3, -4, 1 << 62, -(1 << 63)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[N,4] x, int64[M] i) => (float[a,b] y) { t = Exp(x)  y = Gather(t, i) }",
+        "(float[N,4] x, int64[M] i) => (float[a,b] y) "
+        "{ t = Gather(x, i)  m = ReduceMean<axes = [1]>(t)  y = Sub(t, m) }",
+        "(float[3,4] x, int64[M] i) => (float[a,b] y) <int64[2] s = {1, -1}> "
+        "{ r = Reshape(i, s)  t = GatherElements(x, r)  y = Exp(t) }",
+        "(float[3,4] x, int64[M] i) => (float[a,b] y) <int64[2] s = {-1, 1}> "
+        "{ r = Reshape(i, s)  t = GatherND(x, r)  y = Exp(t) }",
+    ],
+    ids=["gather", "gather in a chain", "elements", "slices"],
+)
+def test_an_index_out_of_range_is_refused_and_reads_nothing(tmp_path, text, bad):
+    written = onnxfuse.optimize(node_model(text), verify=False).save(tmp_path / "out.onnx")
+    feeds = {"x": np.zeros((3, 4), np.float32), "i": np.array([0, bad])}
+    for libraries in ([], [written.library] if written.library else []):
+        session = ort.session(written.model, libraries=libraries)
+        with pytest.raises(ort.ORT_ERRORS, match=r"out of data bounds|Out of range|invalid index"):
+            ort.run(session, feeds)

@@ -181,6 +181,15 @@ def _leaves_half(given: Sequence[np.ndarray | None], made: Sequence[np.ndarray])
     return not infinite or largest > 30000
 
 
+def _barely_varies(x: np.ndarray, axes: tuple[int, ...]) -> bool:
+    """Something that is normalised over these axes varies by less than a hundredth of its size."""
+    if not x.size or any(not -x.ndim <= a < x.ndim for a in axes):
+        return True
+    wide = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        return not bool((wide.std(axis=axes) > 0.01 * np.abs(wide.mean(axis=axes))).all())
+
+
 def _flat(x: np.ndarray | None) -> bool:
     """Some plane varies by less than a hundredth of its size."""
     if x is None or x.ndim < 3 or not x.size:
@@ -416,6 +425,10 @@ class Writer:
             return "-inf is the smallest finite number in some of onnxruntime's kernels"
         if node.op_type == "InstanceNormalization" and _flat(given[0]):
             return "a constant row, of which onnxruntime makes its rounding errors"
+        if node.op_type == "MeanVarianceNormalization" and given[0] is not None:
+            axes = next((tuple(a.ints) for a in node.attribute if a.name == "axes"), (0, 2, 3))
+            if _barely_varies(given[0], axes):
+                return "the root of a variance that rounding makes negative"
         if node.op_type in ("Resize", "Upsample") and given[0] is not None and not np.isfinite(given[0]).all():
             return "infinities and NaN times a weight of 0"
         if node.op_type == "Sign" and given[0] is not None and given[0].dtype == F16 and has_nan(given[0]):
