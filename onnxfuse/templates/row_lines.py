@@ -14,6 +14,7 @@ from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import acc, lit
 from onnxfuse.ir.loops import Reduce
 from onnxfuse.templates.nest import Step
+from onnxfuse.templates.row_ahead import next_row
 from onnxfuse.templates.row_loops import sweep
 from onnxfuse.templates.row_shape import Spec, inner_axis, may_span, reduce_axis, unroll_of
 from onnxfuse.templates.row_stages import nested, plain_stages, store_all, summand
@@ -66,7 +67,11 @@ def _reduce_row(build: Builder, env: Env, spec: Spec, stage: Step, reduce: Reduc
     loose = reduce.combine.name in ("min", "max") and reduce.acc in (DType.F32, DType.F64)
     flags = [build.const(vec(I1, n), 0) for n in sizes] if loose else []
 
+    ask = next_row(build, env, spec, stage, last)
+
     def body(envs: list[Env], part: int, carried: list[Reg]) -> list[Reg]:
+        if part == 0:
+            ask(envs)
         out = list(carried)
         first = len(sizes) - 1 if part == 2 else 1 if wide and part == 1 else 0
         for k, e in enumerate(envs, first):

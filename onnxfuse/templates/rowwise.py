@@ -109,6 +109,8 @@ def _spec(kernel: Kernel, nest: Nest, axis: Axis | None, row: bool, lanes: int, 
     spec = Spec(kernel, nest, axis, row, lanes, unroll, maskable(nest, target), tile_of(nest, axis, lanes))
     spec = replace(spec, block=block_of(nest, axis, lanes, unroll))
     locals_ = {v.value for v in kernel.locals}
+    if row:
+        spec = replace(spec, ahead=_vast(kernel, target))
     if row and _long(kernel, target):
         nest = in_place(nest, locals_)
         return replace(spec, nest=nest, private=_used(nest, locals_))
@@ -129,6 +131,12 @@ def _long(kernel: Kernel, target: Target) -> bool:
             return True  # unknown: no scratch to ask for at least
         total += v.type.size * v.type.dtype.bytes
     return 3 * total > target.l1
+
+
+def _vast(kernel: Kernel, target: Target) -> bool:
+    """What the kernel reads and writes is known to be more than a core's caches hold."""
+    moved = [v.tensor for v in (*kernel.inputs, *kernel.outputs)]
+    return all(t.static for t in moved) and kernel_bytes(kernel) > 2 * target.l2
 
 
 def _used(nest: Nest, locals_: Set[Value]) -> tuple[Value, ...]:

@@ -444,6 +444,19 @@ def test_a_row_over_the_root_of_its_squares_is_a_product(target, columns, rng):
     agree(k, target, [values], rtol=1e-6)
 
 
+def test_more_than_a_core_caches_is_fetched_a_row_ahead(rng):
+    def by_rows(kernel: Kernel) -> Plan:
+        return Plan(kernel, next(s for s in ROWWISE.propose(kernel, V3) if s.vector == "(row)"), ROWWISE)
+
+    plans = [by_rows(k) for k in (softmax(1400, 501), softmax(7, 501), softmax(N, M, None))]
+    assert ["llvm.prefetch" in emit_module(p, V3).text for p in plans] == [True, False, False]
+    x = f32(rng, 1400, 501)
+    want = np.exp(x - x.max(axis=1, keepdims=True))
+    run = jit(plans[0], V3)
+    np.testing.assert_allclose(run([x], seed=1)[0], want / want.sum(axis=1, keepdims=True), rtol=2e-6)
+    np.testing.assert_array_equal(run([x], fence="end")[0], run([x], shift=4)[0])
+
+
 @pytest.mark.parametrize("target", MACHINES)
 def test_layer_norm_over_two_axes(target, rng):
     x, g, y, mu, r = t("x", 5, 6, 7), t("g", 6, 7), t("y", 5, 6, 7), t("mu"), t("r")

@@ -1,0 +1,65 @@
+"""rowwise, shape `row`: the lines of the next row are asked for while the first stage runs over this one.
+
+The later stages of a row work in the first level of cache; without this, memory is idle meanwhile and the first stage
+waits for it. It costs an instruction for each line, so only kernels that move more than a core caches do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onnxfuse.codegen.build import Builder, Index, Reg, mem_type
+from onnxfuse.codegen.scalar_expr import Env, emit_dim, emit_expr
+from onnxfuse.ir.expr import Expr, load, loads, substitute, var
+from onnxfuse.ir.graph import Value
+from onnxfuse.ir.loops import Axis
+from onnxfuse.ir.simplify import same
+from onnxfuse.templates.nest import Step, stage_roots, stage_stores
+from onnxfuse.templates.row_shape import Spec, flat_offset, step_along
+
+LINE = 64  # bytes
+
+Ask = Callable[[list[Env]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A row that lies in memory as a whole, the next one behind it."""
+
+    base: Reg
+    offset: Expr
+    value: Value
+
+
+def next_row(build: Builder, env: Env, spec: Spec, stage: Step, axis: Axis) -> Ask:
+    """What to call in each turn of the loop of `stage` over `axis`, with the envs of its vectors."""
+    streams = _streams(env, spec, axis) if spec.ahead and stage is spec.nest.stages[0] else []
+
+    def ask(envs: list[Env]) -> None:
+        count = sum(e.lanes for e in envs)
+        for s in streams:
+            dtype = s.value.tensor.dtype
+            here = emit_expr(build, env.at({axis: envs[0].axes[axis]}), s.offset)
+            start = build.add(here, emit_dim(build, env, axis.extent))
+            for k in range(0, count, LINE // dtype.bytes):
+                place: Index = build.add(start, k)
+                build.prefetch(build.offset(s.base, place, mem_type(dtype)))
+
+    return ask
+
+
+def _streams(env: Env, spec: Spec, axis: Axis) -> list[_Stream]:
+    """The rows that the first stage reads and those that the last one writes."""
+    first, last = spec.nest.stages[0], spec.nest.stages[-1]
+    turn: dict[Expr, Expr] = {var(a): var(axis) for a in last.axes[-1:]}
+    written = [load(st.target, st.index, st.target.tensor.dtype) for st in stage_stores(last)]
+    out: dict[Value, _Stream] = {}
+    for e in (*loads(*stage_roots(first)), *written):
+        index = tuple(substitute(i, turn) for i in e.index)
+        shape = e.source.tensor.shape
+        if e.source not in env.buffers or not shape or not same(shape[-1], axis.extent):
+            continue
+        if step_along(e.source, index, axis) == 1 and len(shape) > 1:
+            out[e.source] = _Stream(env.buffers[e.source].ptr, flat_offset(e.source, index), e.source)
+    return list(out.values())
