@@ -433,8 +433,8 @@ def compare_many(
             step(f"running {_called(library)} on {_inputs(sample)}")
             run = _judge(c.session, sample, results, config)
             if library is not None and not run.ok and not run.error:
-                step(f"running every node of {_called(library)} on the original's values")
-                run = _by_nodes(run, c.session, (sample, results), candidate, (library, custom_op_libraries), config)
+                given = (library, custom_op_libraries)
+                run = _by_nodes(run, c.session, (sample, results), candidate, given, config, step)
             runs.append(run)
         narrowed = _narrowed(interface.specs, c.specs)
         ours = (str(library),) if library is not None else ()
@@ -593,11 +593,13 @@ def _by_nodes(
     candidate: ort.Source,
     libraries: tuple[str | os.PathLike[str], Libraries],
     config: VerifyConfig,
+    step: Callable[[str], None],
 ) -> RunReport:
     """The run judged node by node, if the candidate has products of dequantised numbers in integers (see steps.py)."""
     model = steps.load(candidate)
     if not steps.stepped(model):
         return run
+    step(f"running every node of {_called(libraries[0])} on the original's values")
     sample, expected = pair
     found = steps.node_by_node(model, sample.feeds, *libraries)
     problems = []
