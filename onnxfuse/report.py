@@ -120,6 +120,8 @@ def tuning(found: Tuning) -> RenderableType:
 def speed(found: Timing) -> str:
     """One line: how the result compares with what onnxruntime makes of the original."""
     spread = f"{found.ratio_low:.2f}-{found.ratio_high:.2f}"
+    if not found.clear:
+        return f"speed not measured: this machine is too busy to tell (quartiles of the ratio {spread})"
     line = f"runs at {found.ratio:.2f} times the speed of the original in onnxruntime here (quartiles {spread})"
     return f"{line}; --tune gives back what onnxruntime runs faster" if found.ratio_high < 1.0 else line
 

@@ -116,5 +116,10 @@ def test_a_result_that_is_slower_says_what_to_do():
     )
 
 
+def test_a_busy_machine_says_nothing_about_the_speed():
+    line = report.speed(Timing("fused.onnx", 2.0, 1.9, 0.17, 0.11, 5.45, 5.0))
+    assert line == "speed not measured: this machine is too busy to tell (quartiles of the ratio 0.11-5.45)"
+
+
 def test_a_result_that_may_be_slower_by_chance_is_not_called_slower():
     assert "--tune" not in report.speed(Timing("fused.onnx", 2.0, 1.9, 0.97, 0.9, 1.1, 5.0))

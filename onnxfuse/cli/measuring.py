@@ -48,7 +48,7 @@ class Remembered:
 
         reports = tuple(reports)
         measured = next((r.speed for r in reports if r.speed is not None), None)
-        if measured is not None and self.cache is not None:
+        if measured is not None and measured.clear and self.cache is not None:
             self.cache.put(self.key, Entry(asdict(measured), b""))
         whole = next((r for r in reports if r.libraries), None)
         if self.known is None or whole is None:

@@ -17,6 +17,7 @@ from onnxfuse.verify import ort
 
 Call = Callable[[], object]
 
+_CLEAR = 1.5  # upper quartile of the ratios over the lower one, at most, for a result that means something
 _SLICE = 0.02  # seconds one contestant runs per round, so that the clock's grain does not show
 
 
@@ -41,6 +42,11 @@ class Timing:
     ratio_low: float
     ratio_high: float
     load_ms: float
+
+    @property
+    def clear(self) -> bool:
+        """The rounds agree well enough to say something: on a busy machine they do not."""
+        return self.ratio_high <= _CLEAR * self.ratio_low
 
 
 @dataclass(frozen=True, slots=True)
