@@ -57,6 +57,7 @@ class FusionConfig:
     tail_depth: int = 768  # products summed, at most: deeper ones read their weights too often (measured)
     prologue_cost: int = 8  # of the steps on an operand of a product, per element: a tile has that much to spare
     prologue_rows: int = 17  # rows of a product from which its tiles share what one of them reads of an operand
+    join_rows: int = 8  # the same where the operand is only put together from several values, which costs nothing
     rounds: int = 10  # merge rounds; Ascend and Inductor
     candidate_window: int = 64  # neighbours tried per value; Inductor
     max_sibling_nodes: int = 16  # atomic nodes of a group formed by a horizontal pair; Inductor's CPU backend
@@ -71,7 +72,7 @@ class FusionConfig:
 # Simplifications that can be left out, in the order they run (frontend/prepare.py).
 PASSES = (
     "dead_code", "fold", "identity", "view_chains", "pad_into_conv", "bn_into_conv", "conv_before_resize", "cse",
-    "affine", "integers",
+    "affine", "integers", "concat_by_reader",
 )  # fmt: skip
 
 

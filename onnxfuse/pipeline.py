@@ -23,7 +23,7 @@ import onnx
 from onnxfuse.codegen.cache import default_cache
 from onnxfuse.codegen.generate import generate
 from onnxfuse.codegen.object import host_features
-from onnxfuse.config import Config, Precision
+from onnxfuse.config import Config, FusionMode, Precision, PrepareConfig
 from onnxfuse.emit.bodies import emit_bodies
 from onnxfuse.emit.bundle import Staged, Written, staged
 from onnxfuse.emit.model import Emission, emit
@@ -120,9 +120,7 @@ def optimize(
         lambda made: made.graph,
     )
 
-    # Where the processor sums products of bytes four at a time, the runtime's own kernels are faster.
-    spared = frozenset({"integers"}) if target.byte_dots else frozenset[str]()
-    simplify = replace(config.prepare, skip=config.prepare.skip | spared)
+    simplify = _simplifications(config, target)
 
     def prepared(graph: Graph, hints: Hints, known: Mapping[Value, Known], scope: str = "") -> Prepared:
         make = partial(prepare, graph, simplify, _evaluator(graph), hints, known)
@@ -173,6 +171,16 @@ def _bodies(main: Scope, prepared: Prepare, trace: Trace) -> tuple[Scope, ...]:
 def _evaluator(graph: Graph) -> Evaluate:
     """The judge folds the constants: what onnxruntime says they are."""
     return lambda node, arrays: evaluate(node, arrays, graph.opset, graph.imports)
+
+
+def _simplifications(config: Config, target: Target) -> PrepareConfig:
+    """Without those that are of no use for this target and this way of fusing."""
+    spared = set(config.prepare.skip)
+    if target.byte_dots:
+        spared.add("integers")  # the runtime's own kernels sum products of bytes four at a time, and are faster
+    if config.fusion.mode not in (FusionMode.CANFUSE, FusionMode.FULL):
+        spared.add("concat_by_reader")  # nothing takes a Concat into the kernel of its reader
+    return replace(config.prepare, skip=frozenset(spared))
 
 
 def _forbidden(config: Config) -> frozenset[str]:

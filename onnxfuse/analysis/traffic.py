@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from onnxfuse.ir.expr import Acc, Apply, Expr, Lit, Load, Sym, children, walk
+from onnxfuse.ir.expr import Acc, Apply, Expr, Lit, Load, Sym, axes_of, children, walk
 from onnxfuse.ir.graph import Value
-from onnxfuse.ir.loops import Compute
+from onnxfuse.ir.loops import Axis, Compute
 from onnxfuse.ir.types import Dim
 
 SAMPLE_DIM = 64
@@ -72,6 +72,23 @@ def point_cost(*roots: Expr) -> int:
 def dearest(*roots: Expr) -> int:
     """Cost of the dearest primitive applied to values: 8 and more means "never recompute"."""
     return max((e.prim.cost for e in _value_level(roots) if isinstance(e, Apply)), default=0)
+
+
+def stream_cost(e: Expr, axis: Axis) -> int | None:
+    """Cost of evaluating `e` once while lanes pass along `axis`; None where they might go different ways.
+
+    Lanes that all take the same side of a `where` (the parts of a join along another axis) stay together, and the
+    choice costs them nothing.
+    """
+    choices = 0
+    for x in _value_level((e,)):
+        if isinstance(x, Apply) and x.prim.name == "bcast":
+            return None
+        if isinstance(x, Apply) and x.prim.name == "where":
+            if axis in axes_of(x.args[0]):
+                return None
+            choices += x.prim.cost
+    return point_cost(e) - choices
 
 
 def points(c: Compute, env: Mapping[str, int] | None = None) -> int:

@@ -20,7 +20,7 @@ from math import prod
 
 import numpy as np
 
-from onnxfuse.frontend.rewrite import taken_names
+from onnxfuse.frontend.rewrite import pointwise_conv, taken_names
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Lit
 from onnxfuse.ir.graph import ArrayConst, Constant, Graph, Node, Value, fresh_name
@@ -69,7 +69,7 @@ class _Pass:
 
     def moved(self, conv: Node) -> list[Node] | None:
         """The nodes that replace a convolution; None when it stays."""
-        if not _pointwise(conv, self.consts):
+        if not pointwise_conv(conv, self.consts):
             return None
         parts = self._parts(conv)
         if parts is None or not any(p.resize for p in parts):
@@ -264,19 +264,3 @@ def _same(a: Dim, b: Dim) -> bool:
 def _channel_axis(concat: Node, x: Value) -> bool:
     axis = concat.attrs.get("axis", 1)
     return isinstance(axis, int) and axis % x.tensor.rank == 1 if x.type is not None and x.type.rank else False
-
-
-def _pointwise(conv: Node, consts: Mapping[Value, Constant]) -> bool:
-    """A convolution of one group that reads one place per result, with constant weights and typed values."""
-    if not _is(conv, "Conv") or len(conv.inputs) < 2:
-        return False
-    x, weight, out = conv.inputs[0], conv.inputs[1], conv.outputs[0]
-    if x is None or weight is None or out is None or x.type is None or out.type is None or weight not in consts:
-        return False
-    if weight.type is None or weight.type.dtype not in (DType.F32, DType.F64) or x.type.rank < 3:
-        return False
-    if any(d != 1 for d in weight.type.shape[2:]) or conv.attrs.get("group", 1) != 1:
-        return False
-    steps = conv.attrs.get("strides") or (1,)
-    pads = conv.attrs.get("pads") or (0,)
-    return isinstance(steps, tuple) and isinstance(pads, tuple) and set(steps) == {1} and set(pads) == {0}

@@ -3,8 +3,8 @@
 In: a graph as read. Out: typed; no dead code, nothing foldable left, no duplicate work, no node that changes nothing,
 no view that leads back to what it is a view of, inference BatchNormalization inside the weights before it or a Mul and
 an Add, 1x1 convolutions before the Resize that enlarges their input, products of dequantised bytes as products of
-integers. Each pass can be skipped by name (PrepareConfig.skip). What was not done, and could have been expected, is in
-the notes.
+integers, a Concat of channels for each convolution that reads it. Each pass can be skipped by name (PrepareConfig.skip).
+What was not done, and could have been expected, is in the notes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from onnxfuse.config import PrepareConfig
 from onnxfuse.errors import IRError
 from onnxfuse.frontend.affine import affine
 from onnxfuse.frontend.bn_into_conv import bn_into_conv
+from onnxfuse.frontend.concat_by_reader import concat_by_reader
 from onnxfuse.frontend.conv_before_resize import conv_before_resize
 from onnxfuse.frontend.cse import cse
 from onnxfuse.frontend.dead_code import dead_code
@@ -74,6 +75,7 @@ def prepare(
 
     # Last: `cse` would merge again what it takes apart.
     after = _run("dead_code", _run("integers", after, in_integers, config), dead_code, config)
+    after = _run("concat_by_reader", after, concat_by_reader, config)  # after cse, likewise
     typed = typed if after is typed.graph else infer_types(after, hints, known)
     return Prepared(typed, tuple(dict.fromkeys(notes)))
 

@@ -23,10 +23,9 @@ from onnxfuse.analysis.maps import AFFINE, inline_loads, level, offset
 from onnxfuse.analysis.placement import placement
 from onnxfuse.analysis.row_forms import RowForms
 from onnxfuse.analysis.rows import RowMap
-from onnxfuse.analysis.traffic import sample
+from onnxfuse.analysis.traffic import sample, stream_cost
 from onnxfuse.config import FusionConfig
 from onnxfuse.errors import Refusal
-from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Var, axes_of, i64, loads, var, walk
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis, Compute
@@ -245,20 +244,21 @@ def _no_prologue(p: Pair, members: Sequence[Compute]) -> str | None:
 def _no_stream(operand: Expr, anchor: Compute, config: FusionConfig) -> str | None:
     """Why a tile of the product cannot work out this operand as it reads it: cheap, and along contiguous columns."""
     assert anchor.reduce is not None
-    steps = [e for e in walk(operand) if isinstance(e, Apply) and e.dtype is not DType.I64]
-    if sum(e.prim.cost for e in steps) > config.prologue_cost or any(e.prim.name in ("where", "bcast") for e in steps):
-        return "not a view, nor cheap"
     outer = [a for a in anchor.axes if a.extent != 1]
     if sum(a.extent != 1 for a in anchor.reduce.axes) != 1 or not outer:
         return "not a view, and the product sums over a window"
     columns = outer[-1]
+    cost = stream_cost(operand, columns)
+    if cost is None or cost > config.prologue_cost:
+        return "not a view, nor cheap"
     rows = prod(a.extent for a in set(outer) - axes_of(operand) if isinstance(a.extent, int))
     along = [ld for ld in loads(operand) if columns in axes_of(ld)]
     if not along or any(columns in axes_of(ix) for ld in along for ix in ld.index[:-1]):
         return "not a view, and not along the columns of the product"
     if any(ld.index[-1] is not var(columns) for ld in along):
         return "not a view, and not along the columns of the product"
-    return None if rows >= config.prologue_rows else "not a view, for few rows of the product"
+    least = config.prologue_rows if cost else config.join_rows
+    return None if rows >= least else "not a view, for few rows of the product"
 
 
 def placed(p: Pair) -> No | None:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from onnxfuse.analysis.roles import Contraction, affine
+from onnxfuse.analysis.traffic import stream_cost
 from onnxfuse.codegen.build import Type, reg_type
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Apply, Expr, Load, axes_of, loads, syms_of, walk
+from onnxfuse.ir.expr import Apply, Expr, Load, axes_of, loads, syms_of
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.types import Dim
@@ -253,7 +254,8 @@ def _access_b(c: Contraction, kernel: Kernel) -> Access:
     few = isinstance(rows, int) and rows <= 16
     ld = _plain(c.b, c, c.cols.factor)
     if ld is None or not _linear(ld, c.cols.axis, c.k[0]):
-        return Access.PANEL if _streams(c) and not few else Access.ROWS
+        joined = isinstance(c.b, Apply) and c.b.prim.name == "where"
+        return Access.PANEL if _streams(c) and (joined or not few) else Access.ROWS
     if _unit(ld, c.cols.axis):
         return Access.DIRECT if few else Access.PANEL
     return Access.TRANSPOSE if _unit(ld, c.k[0]) else Access.ROWS
@@ -263,8 +265,8 @@ def _streams(c: Contraction) -> bool:
     """The factor b is a few operations on loads that have unit stride along the columns, or do not depend on them."""
     if len(c.k) != 1 or not c.cols.factor or c.cols.axis is None:
         return False
-    operations = [e for e in walk(c.b) if isinstance(e, Apply) and e.dtype is not DType.I64]
-    if sum(e.prim.cost for e in operations) > STREAM_COST or any(e.prim.name in ("where", "bcast") for e in operations):
+    cost = stream_cost(c.b, c.cols.axis)
+    if cost is None or cost > STREAM_COST:
         return False
     reads = loads(c.b)
     return any(_unit(r, c.cols.axis) for r in reads) and all(

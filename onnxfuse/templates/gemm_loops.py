@@ -13,6 +13,7 @@ from onnxfuse.templates.gemm_blocks import Split, lifted_area, shared_area, spli
 from onnxfuse.templates.gemm_const import const_base, packed_bytes, with_views
 from onnxfuse.templates.gemm_design import FEW_ROWS, Access, Design
 from onnxfuse.templates.gemm_epilogue import epilogue, finish_tile, short, touch_tile
+from onnxfuse.templates.gemm_joined import fill, tables
 from onnxfuse.templates.gemm_lift import with_lifts
 from onnxfuse.templates.gemm_operands import Matrix, Unit, a_block, a_tile, b_block, b_panel, pack_panel, panel_reader
 from onnxfuse.templates.microkernel import (
@@ -80,10 +81,13 @@ def emit_run(build: Builder, kernel: Kernel, d: Design, phase: int, tiles: Tiles
         lifted = lifted_area(build, s, d, scratch)
         env = with_lifts(build, env, d.c, lifted)
         home = build.alloca(d.typ, d.tile.mr * d.tile.nr) if d.single else None
+        joined = tables(build, d)
         first = build.udiv(build.mul(task, s.units), s.tasks)
         last = build.udiv(build.mul(build.add(task, 1), s.units), s.tasks)
         with build.loop(first, last, name="unit") as unit:
             u = _open_unit(build, env, d, s, unit, (env_ptr, bufs, packed, scratch, task), lifted)
+            fill(build, u.env, d, joined)
+            u = replace(u, tables=joined)
             run_unit(build, u, d, tiles, home, block)
 
 
@@ -118,6 +122,7 @@ def _open_unit(
         env_ptr=env_ptr,
         bufs=bufs,
         lifted=lifted,
+        tables={},
     )
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxfuse.analysis.roles import Contraction
 from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg, mem_type, reg_type
-from onnxfuse.codegen.scalar_expr import Env, emit_expr, open_kernel
+from onnxfuse.codegen.scalar_expr import Env, address, emit_expr, open_kernel, runs
 from onnxfuse.codegen.scalar_expr import affine as split_affine
-from onnxfuse.ir.expr import Lit, Load, axes_of, loads, var
+from onnxfuse.ir.expr import Expr, Lit, Load, var
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
 from onnxfuse.templates.gemm_blocks import Split
 from onnxfuse.templates.gemm_const import with_views
 from onnxfuse.templates.gemm_design import Access, Design
+from onnxfuse.templates.gemm_joined import Tables, rows_at
 from onnxfuse.templates.gemm_lift import with_lifts
 from onnxfuse.templates.packing import Line, decode, flat_of, pack_block, pack_taps, pack_transposed
 
@@ -49,6 +50,7 @@ class Unit:
     env_ptr: Reg
     bufs: Reg
     lifted: Reg
+    tables: Tables
 
 
 def _in_place(build: Builder, env: Env, e: Load, own: Axis | None, k: Axis) -> Matrix:
@@ -196,19 +198,27 @@ def panel_reader(build: Builder, u: Unit, d: Design, j: Index, k0: Index) -> Cal
     c, lanes = d.c, d.tile.lanes
     x = c.cols.axis
     assert x is not None
-    streams = [e for e in loads(c.b) if x in axes_of(e)]
 
     def read(k: Index) -> list[Reg]:
-        env = u.env.at({c.k[0]: build.i64(build.add(k0, k))})
+        row = build.add(k0, k)
+        env = u.env.at({c.k[0]: build.i64(row)})
+        joined = rows_at(build, u.tables, row, j)
         out = []
         for v in range(0, d.tile.nr, lanes):
-            here = env.at({x: build.i64(build.add(j, v))}).vector(x, lanes)
+            here = env.at({x: build.i64(build.add(j, v))}, bound=_vectors(build, joined, v, lanes)).vector(x, lanes)
             out.append(build.widen(emit_expr(build, here, c.b), lanes))
             build.store(out[-1], build.offset(u.scratch_b, build.add(build.mul(k, d.tile.nr), v), d.typ))
-        there = env.at({x: build.i64(build.add(j, 2 * d.tile.nr - 1))})
-        for e in streams:
-            flat = emit_expr(build, there, flat_of(u.env, e))
-            build.prefetch(build.offset(u.env.buffers[e.source].ptr, flat, mem_type(e.dtype)), locality=2)
+        ahead = 2 * d.tile.nr - 1
+        there = env.at({x: build.i64(build.add(j, ahead))}).vector(x, lanes)
+        for e in runs(there, c.b):
+            at = build.offset(joined[e], ahead, mem_type(e.dtype)) if e in joined else address(build, there, e)
+            build.prefetch(at, locality=2)
         return out
 
     return read
+
+
+def _vectors(build: Builder, rows: Mapping[Expr, Reg], first: int, lanes: int) -> dict[Expr, Reg]:
+    """Elements of rows from `first` on."""
+    types = {e: mem_type(e.dtype) for e in rows}
+    return {e: build.load(build.offset(at, first, types[e]), types[e], lanes) for e, at in rows.items()}

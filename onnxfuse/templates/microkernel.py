@@ -81,11 +81,12 @@ def tile_for(target: Target, dtype: DType, rows: Dim = MANY, cols: Dim = MANY) -
 
 
 def micro_kernel(
-    build: Builder, tile: Tile, mr: int, nv: int, strides: Strides, unroll: int = 4, ahead: int = 0
-) -> Function:
+    build: Builder, tile: Tile, mr: int, nv: int, strides: Strides, unroll: int = 4, ahead: int = 0,
+    next_a: int | None = None,
+) -> Function:  # fmt: skip
     """Define the micro-kernel for `mr` rows and `nv` vectors; rows of `c` are `tile.nr` apart.
 
-    ahead: elements by which each row of b is prefetched beyond what is read (0: not).
+    ahead, next_a: see Operands.
     """
     args = (PTR, I64, I64, PTR, I64, I64, PTR, I1)
     with build.function(f"tile.{mr}x{nv}", VOID, args) as fn:
@@ -94,7 +95,7 @@ def micro_kernel(
         a, a_row, a_step, b, b_stride, kc, c, first = fn.args
         homes = tile_homes(build, tile, c, mr, nv)
         start = load_or_zero(build, homes, first, tile)
-        x = Operands(a, a_row, a_step, b, b_stride, ahead)
+        x = Operands(a, a_row, a_step, b, b_stride, ahead, next_a)
         for total, home in zip(accumulate(build, tile, (mr, nv), strides, x, kc, start, unroll), homes, strict=True):
             build.store(total, home)
     return fn

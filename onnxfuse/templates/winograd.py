@@ -39,6 +39,7 @@ from onnxfuse.templates.winograd_passes import emit_input, emit_output
 from onnxfuse.templates.winograd_split import emit_sizes, holds, shared_v, slice_size, split, tiles_of
 from onnxfuse.templates.winograd_transform import Side, filter_transform
 
+AHEAD = 512  # elements of the stream of weights that are fetched before they are used: measured
 MAX_PACKED = 64 << 20  # bytes: they are four times the weights, and live beside them
 
 
@@ -148,7 +149,7 @@ def _emit_tiles(build: Builder, d: Design) -> list[Function]:
     single = d.depth == d.c.channels
     out = []
     for nv in range(1, d.nv + 1):
-        tile = None if single else micro_kernel(build, home, d.mr, nv, strides)
+        tile = None if single else micro_kernel(build, home, d.mr, nv, strides, next_a=AHEAD)
         with build.function(f"column.{nv}", VOID, [PTR, PTR, PTR, I64]) as fn:
             fn.linkage = "internal"
             u, v, m, panels = fn.args
@@ -157,7 +158,7 @@ def _emit_tiles(build: Builder, d: Design) -> list[Function]:
             else:
                 with build.loop(0, panels, name="i") as i:
                     a = build.offset(u, build.mul(i, d.c.channels * d.mr), F32)
-                    x = Operands(a, 1, d.mr, v, d.row)
+                    x = Operands(a, 1, d.mr, v, d.row, next_a=AHEAD)
                     sums = accumulate(build, home, (d.mr, nv), strides, x, d.c.channels)
                     row = build.offset(m, build.mul(i, d.mr * d.row), F32)
                     for k, total in enumerate(sums):

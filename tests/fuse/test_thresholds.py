@@ -181,8 +181,8 @@ LIMITS: list[tuple[str, str, tuple[LoopGraph, F], tuple[LoopGraph, F]]] = [
 ]
 # Windows leave no record: what is outside of them was not considered.
 WINDOWS = {"candidate_window", "sibling_window"}
-# In test_rowblocks.py, which builds real models.
-ELSEWHERE = {"tail_columns", "tail_least", "tail_depth"}
+# In test_rowblocks.py and frontend/test_concat_by_reader.py, which build real models.
+ELSEWHERE = {"tail_columns", "tail_least", "tail_depth", "join_rows"}
 
 
 @pytest.mark.parametrize(("name", "code", "beyond", "within"), LIMITS, ids=[f"{x[0]}-{x[1]}" for x in LIMITS])

@@ -13,7 +13,7 @@ from onnxfuse.analysis.roles import Contraction, roles
 from onnxfuse.codegen.object import host_features
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, apply, load, sym, var
+from onnxfuse.ir.expr import Expr, apply, load, sym, var, where
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
@@ -295,6 +295,38 @@ def test_a_scaled_and_clipped_operand_is_evaluated_by_the_first_tile(m: int, n: 
     s, t = (np.random.default_rng(i).standard_normal(k).astype(np.float32) for i in (1, 2))
     got = compiled(kernel)([p, q, s, t], fence="end")[0]
     close(got, p, np.maximum(q * s[:, None] + t[:, None], 0))
+
+
+PARTS = [(37, 5, 28), (1, 69), (70,), (3, 0, 67), (10, 20, 30, 10)]
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_rows_of_an_operand_may_come_from_several_values(parts: tuple[int, ...], scaled: bool) -> None:
+    for m, n, k, dtype in (
+        (64, 49, 70, DType.F32),
+        (9, 33, 70, DType.F32),
+        (40, N, 70, DType.F32),
+        (30, 47, 70, DType.F64),
+    ):
+        b, am, an, ak = Axis("b", B), Axis("m", m), Axis("n", n), Axis("k", k)
+        a, scale = Value("A", tensor(dtype, [m, k])), Value("scale", tensor(dtype, [k]))
+        sources = [Value(f"B{i}", tensor(dtype, [B, size, n])) for i, size in enumerate(parts)]
+        ends = list(itertools.accumulate(parts))
+        joined = element(sources[-1], var(b), var(ak) - (k - parts[-1]), var(an))
+        for v, end, size in list(zip(sources, ends, parts, strict=True))[-2::-1]:
+            joined = where(var(ak) < end, element(v, var(b), var(ak) - (end - size), var(an)), joined)
+        y = apply("max", joined * element(scale, var(ak)), 0.0) if scaled else joined
+        body = element(a, var(am), var(ak)) * y
+        out = Value("C", tensor(dtype, [B, m, n]))
+        kernel = anchored("mm", [a, *sources], [b, am, an], [ak], body, out, consts=[a], extra=[scale])
+        rng, real = np.random.default_rng(14), dtype.numpy
+        p, s = rng.standard_normal((m, k)).astype(real), rng.standard_normal(k).astype(real)
+        q = rng.standard_normal((2, k, 50 if n is N else n)).astype(real)
+        pieces = [np.ascontiguousarray(x) for x in np.split(q, ends[:-1], axis=1)]
+        want = np.maximum(q * s[:, None], 0) if scaled else q
+        for side in ("start", "end"):
+            close(compiled(kernel)([p, *pieces, s], fence=side)[0], p, want, real)
 
 
 def test_a_batch_that_broadcasts_at_run_time_is_addressed_so() -> None:

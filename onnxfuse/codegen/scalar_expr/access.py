@@ -27,7 +27,7 @@ def store_at(
     if constant_step(path.step) == 0:
         build.store(build.lane(reg, 0), build.offset(buffer.ptr, rest, typ))
         return
-    at = build.offset(buffer.ptr, _lane0(build, env, rest, 1), typ)
+    at = build.offset(buffer.ptr, lane0(build, env, rest, 1), typ)
     if env.mask is not None:
         build.masked_store(build.widen(reg, env.lanes), at, env.mask)
         return
@@ -73,7 +73,7 @@ def _load_memory(build: Builder, env: Env, e: Load, scope: Scope) -> ir.Value:
         return _gather(build, env, buffer, _lane_offsets(build, env, rest, stride), typ, guard)
     if step == 2 and env.lanes % 2 == 0:
         return _load_even(build, env, buffer, rest, typ)
-    base = _lane0(build, env, rest, stride if step is None else step)
+    base = lane0(build, env, rest, stride if step is None else step)
     known = stride if step is None else step
     at = [build.add(base, build.mul(known, k)) for k in range(env.lanes)]
     loads = [build.load(build.offset(buffer.ptr, x, typ), typ, invariant=buffer.invariant) for x in at]
@@ -97,15 +97,22 @@ def _load_run(
     build: Builder, env: Env, buffer: Buffer, rest: ir.Value, typ: ir.Type, guard: ir.Value | None, step: int
 ) -> ir.Value:
     """Consecutive elements, forwards or backwards."""
-    first = _lane0(build, env, rest, step)
+    first = lane0(build, env, rest, step)
     at = build.offset(buffer.ptr, first if step == 1 else build.sub(first, env.lanes - 1), typ)
+    return load_lanes(build, env, at, typ, guard, step, buffer.invariant)
+
+
+def load_lanes(
+    build: Builder, env: Env, at: ir.Value, typ: ir.Type, guard: ir.Value | None, step: int, invariant: bool
+) -> ir.Value:
+    """The lanes from `at` on, in reverse order where the step is -1."""
     if guard is not None and not is_vector(guard) and env.mask is None and env.lanes * _width(typ) <= NOWHERE:
         # All lanes or none: cheaper than a mask.
         out = build.load(build.ir.select(guard, at, build.nowhere()), typ, env.lanes)
         return out if step == 1 else build.reverse(out)
     mask = both(build, guard, env.mask)
     if mask is None:
-        out = build.load(at, typ, env.lanes, invariant=buffer.invariant)
+        out = build.load(at, typ, env.lanes, invariant=invariant)
         return out if step == 1 else build.reverse(out)
     mask = build.widen(mask, env.lanes)
     if step == 1:
@@ -142,7 +149,7 @@ def _width(typ: ir.Type) -> int:
 def _load_even(build: Builder, env: Env, buffer: Buffer, rest: ir.Value, typ: ir.Type) -> ir.Value:
     """Every second element, from two vectors that overlap by one so that nothing past the last is read."""
     n = env.lanes
-    base = _lane0(build, env, rest, 2)
+    base = lane0(build, env, rest, 2)
     low = build.load(build.offset(buffer.ptr, base, typ), typ, n, invariant=buffer.invariant)
     high = build.load(build.offset(buffer.ptr, build.add(base, n - 1), typ), typ, n, invariant=buffer.invariant)
     return build.shuffle(low, high, [2 * k if 2 * k < n else n + 2 * k - (n - 1) for k in range(n)])
@@ -168,7 +175,7 @@ def _scatter(build: Builder, env: Env, value: ir.Value, ptr: ir.Value, offsets: 
         build.store(build.lane(value, k), build.offset(ptr, build.lane(offsets, k), typ))
 
 
-def _lane0(build: Builder, env: Env, rest: ir.Value, step: Index) -> ir.Value:
+def lane0(build: Builder, env: Env, rest: ir.Value, step: Index) -> ir.Value:
     """Offset of lane 0."""
     assert env.vector_axis is not None
     return build.i64(build.add(rest, build.mul(env.axes[env.vector_axis], step)))
@@ -176,7 +183,7 @@ def _lane0(build: Builder, env: Env, rest: ir.Value, step: Index) -> ir.Value:
 
 def _lane_offsets(build: Builder, env: Env, rest: ir.Value, step: ir.Value) -> ir.Value:
     """Offsets of all lanes of an affine access."""
-    base = _lane0(build, env, rest, step)
+    base = lane0(build, env, rest, step)
     n = env.lanes
     lanes = build.ir.mul(build.iota(n), build.splat(step, n))
     return build.ir.add(build.splat(base, n), lanes)

@@ -11,6 +11,7 @@ from onnxfuse.codegen.build import Builder, Index, lanes_of, reg_type
 from onnxfuse.codegen.prims import lower
 from onnxfuse.codegen.scalar_expr.access import both, load_at, store_at
 from onnxfuse.codegen.scalar_expr.env import Env, Scope
+from onnxfuse.codegen.scalar_expr.joins import is_join, join_operands, joined_address, load_joined
 from onnxfuse.codegen.scalar_expr.offsets import constant_step, guarded, path_of, path_of_load, strides_of
 from onnxfuse.codegen.vecmath.table import MATH
 from onnxfuse.ir.dtypes import DType
@@ -39,6 +40,13 @@ def emit_expr(build: Builder, env: Env, expr: Expr) -> ir.Value:
     found = env.memo.root.find(expr)
     assert found is not None
     return found
+
+
+def address(build: Builder, env: Env, run: Expr) -> ir.Value:
+    """Where one of `runs` begins."""
+    for x in join_operands(env, run):
+        emit_expr(build, env, x)
+    return joined_address(build, env, run, env.memo.root)
 
 
 def emit_dim(build: Builder, env: Env, dim: Dim) -> Index:
@@ -73,6 +81,8 @@ def _missing(build: Builder, env: Env, e: Expr, scope: Scope) -> list[tuple[Expr
         return [(inner, scope)] if scope.find(inner) is None else []
     if e.prim.name != "where":
         return [(a, scope) for a in e.args if scope.find(a) is None]
+    if is_join(env, e):
+        return [(x, scope) for x in join_operands(env, e) if scope.find(x) is None]
     test, yes, no = e.args
     cond = scope.find(test)
     if cond is None:
@@ -151,6 +161,8 @@ def _apply(build: Builder, env: Env, e: Apply, scope: Scope) -> ir.Value:
         assert x is not None
         return MATH["sigmoid"](build, x)
     if e.prim.name == "where":
+        if is_join(env, e):
+            return load_joined(build, env, e, scope)
         test, yes, no = e.args
         cond = scope.find(test)
         assert cond is not None

@@ -54,6 +54,7 @@ class _Memo:
     varying: dict[Expr, bool] = field(default_factory=dict)
     guarded: dict[Expr, bool] = field(default_factory=dict)
     paths: dict[Load, Path] = field(default_factory=dict)
+    joins: dict[Expr, bool] = field(default_factory=dict)
     opaque: dict[Sym, ir.Value] = field(default_factory=dict)
 
 

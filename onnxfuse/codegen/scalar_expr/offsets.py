@@ -11,7 +11,7 @@ from onnxfuse.ir.simplify import Poly, bounds, dim_expr, from_poly, inside, poly
 from onnxfuse.ir.types import Dim
 
 
-def _varying(env: Env, e: Expr) -> bool:
+def varying(env: Env, e: Expr) -> bool:
     """The value of `e` differs between lanes."""
     if env.lanes == 1:
         return False
@@ -137,10 +137,10 @@ def affine(flat: Expr, v: Var) -> tuple[Expr, Expr] | None:
 def path_of(env: Env, index: tuple[Expr, ...], strides: tuple[Expr, ...]) -> Path:
     """How the offset of an index moves along the vector axis."""
     flat = flat_index(index, strides)
-    if env.vector_axis is None or not _varying(env, flat):
+    if env.vector_axis is None or not varying(env, flat):
         return Path(flat, i64(0))
     split = affine(flat, var(env.vector_axis))
-    if split is None or _varying(env, split[0]) or _varying(env, split[1]):
+    if split is None or varying(env, split[0]) or varying(env, split[1]):
         return Path(flat, None)
     return Path(*split)
 
@@ -162,7 +162,7 @@ def _repeating(env: Env, flat: Expr) -> Path | None:
     v, every = var(env.vector_axis), 1
     rest: Poly = {}
     for mono, coeff in poly(flat).items():
-        if not any(_varying(env, a) for a in mono):
+        if not any(varying(env, a) for a in mono):
             rest[mono] = coeff
             continue
         quotient = mono[0]
