@@ -96,15 +96,14 @@ class _Pass:
         if not any(v in self.parts for v in node.inputs if v is not None):
             return [node]
         if _joins_channels(node):
-            inputs = tuple(p for v in node.inputs if v is not None for p in self.parts.get(v, (v,)))
+            parts = tuple(p for v in node.inputs if v is not None for p in self.parts.get(v, (v,)))
             inner = (o for v in node.inputs if v in self.makers for o in self.makers[v].origin)
-            return [replace(node, inputs=inputs, origin=tuple(dict.fromkeys((*inner, *node.origin))), source=None)]
+            return [replace(node, inputs=parts, origin=tuple(dict.fromkeys((*inner, *node.origin))), source=None)]
         made: list[Node] = []
-        inputs = tuple(self._own(v, made) if v in self.parts else v for v in node.inputs)
-        return [*made, replace(node, inputs=inputs)]
+        inputs = [self._own(v, made) if v is not None and v in self.parts else v for v in node.inputs]
+        return [*made, replace(node, inputs=tuple(inputs))]
 
-    def _own(self, v: Value | None, made: list[Node]) -> Value:
-        assert v is not None
+    def _own(self, v: Value, made: list[Node]) -> Value:
         own, join = Value(fresh_name(v.name, self.taken), v.type), self.makers[v]
         name = fresh_name(join.name, self.taken)
         made.append(replace(join, inputs=self.parts[v], outputs=(own,), name=name, source=None))

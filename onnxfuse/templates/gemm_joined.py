@@ -72,8 +72,9 @@ def spans(join: Expr, k: Axis, depth: int) -> list[Span] | None:
 
 def _bound(test: Expr, k: Axis) -> int | None:
     """The n of a test `k < n`."""
-    below = isinstance(test, Apply) and test.prim.name == "lt" and test.args[0] is var(k)
-    return int(test.args[1].value) if below and isinstance(test.args[1], Lit) else None
+    if not isinstance(test, Apply) or test.prim.name != "lt" or test.args[0] is not var(k):
+        return None
+    return int(test.args[1].value) if isinstance(test.args[1], Lit) else None
 
 
 def _joins(e: Expr) -> list[Expr]:

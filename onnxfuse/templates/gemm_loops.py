@@ -122,7 +122,6 @@ def _open_unit(
         env_ptr=env_ptr,
         bufs=bufs,
         lifted=lifted,
-        tables={},
     )
 
 

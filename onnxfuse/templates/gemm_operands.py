@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from onnxfuse.analysis.roles import Contraction
 from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg, mem_type, reg_type
@@ -50,7 +50,7 @@ class Unit:
     env_ptr: Reg
     bufs: Reg
     lifted: Reg
-    tables: Tables
+    tables: Tables = field(default_factory=dict)  # rows of joined factors
 
 
 def _in_place(build: Builder, env: Env, e: Load, own: Axis | None, k: Axis) -> Matrix:
