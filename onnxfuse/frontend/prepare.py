@@ -3,8 +3,8 @@
 In: a graph as read. Out: typed; no dead code, nothing foldable left, no duplicate work, no node that changes nothing,
 no view that leads back to what it is a view of, inference BatchNormalization inside the weights before it or a Mul and
 an Add, 1x1 convolutions before the Resize that enlarges their input, products of dequantised bytes as products of
-integers, a Concat of channels for each convolution that reads it. Each pass can be skipped by name (PrepareConfig.skip).
-What was not done, and could have been expected, is in the notes.
+integers, a Concat of channels for each convolution that reads it. Each pass can be skipped by name
+(PrepareConfig.skip). What was not done, and could have been expected, is in the notes.
 """
 
 from __future__ import annotations
