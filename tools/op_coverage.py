@@ -54,6 +54,20 @@ settings constant, as exporters write them.
 * empty: the operator does not have this element type as its first input.
 
 Strings, complex numbers, 8-bit and 4-bit floats and 2-bit and 4-bit integers always pass through.
+
+## How much of onnx.backend.test runs compiled
+
+`python tools/conformance.py --suite node` (mode full, onnxruntime 1.32), the cases as they are, with axes, starts, pads and
+sizes fed at run time: onnxruntime runs 1698 of 1884 cases; none fails or differs after optimizing. Of those that could run
+compiled 1370 of 1547 do (88.6 %); without element types that only pass through (8-bit floats) 1370 of 1475 (92.9 %).
+Not counted are 37 cases whose shape depends on data, 29 about strings, 23 about sequences and optionals, 6 random, 6 of
+control flow, and 50 that leave nothing to compute (tools/inherent.py).
+
+The other 105 stay with onnxruntime, by reason: gathers and scatters by run-time indices, which it checks (30); transforms,
+sorting, deformed and training forms without a loop definition (DFT, STFT, TopK, DeformConv, MaxUnpool, TensorScatter ...);
+several steps of GRU, LSTM and RNN (11); quantised operators whose bits are onnxruntime's (14); opset 1 (Not).
+
+## By operator and element type
 """
 
 Models = Mapping[str, list[onnx.ModelProto]]
