@@ -63,7 +63,7 @@ run compiled 1370 of 1547 do (88.6 %); without element types that only pass thro
 (92.9 %). Not counted are 37 cases whose shape depends on data, 29 about strings, 23 about sequences and optionals, 6
 random, 6 of control flow, and 50 that leave nothing to compute (tools/inherent.py).
 
-The other 105 stay with onnxruntime, by reason: gathers and scatters by run-time indices, which it checks (29); quantised
+The other 105 stay with onnxruntime: gathers and scatters by run-time indices, which it checks (29); quantised
 operators whose bits are onnxruntime's (17); several steps of GRU, LSTM and RNN (11); the rest are transforms, sorting,
 deformed, antialiased and training forms without a loop definition (DFT, STFT, TopK, DeformConv, MaxUnpool,
 TensorScatter ...), and Not of opset 1.
