@@ -275,3 +275,25 @@ def test_an_index_out_of_range_is_refused_and_reads_nothing(tmp_path, text, bad)
         session = ort.session(written.model, libraries=libraries)
         with pytest.raises(ort.ORT_ERRORS, match=r"out of data bounds|Out of range|invalid index"):
             ort.run(session, feeds)
+
+
+@pytest.mark.parametrize("op", ["Conv", "MaxPool", "AveragePool", "ConvTranspose"])
+@pytest.mark.parametrize(
+    "attr",
+    [
+        "strides = [0,0]", "strides = [-1,-1]", "dilations = [-1,-1]", f"dilations = [{HUGE},{HUGE}]",
+        "pads = [-1,-1,-1,-1]", "kernel_shape = [0,0]", "kernel_shape = [3,3]",
+    ],
+)  # fmt: skip
+def test_no_kernel_is_made_of_windows_that_leave_their_input(op, attr):
+    pool = "Pool" in op
+    if pool and attr == "kernel_shape = [3,3]":
+        pytest.skip("a pool has no weight it could contradict")
+    attrs = attr if not pool or "kernel" in attr else f"kernel_shape = [2,2], {attr}"
+    weight = "" if pool else ", w"
+    model = node_model(
+        f"(float[1,2,5,5] x, float[2,2,2,2] w) => (float[a,b,c,d] y) {{ y = {op}<{attrs}>(x{weight}) }}", 19
+    )
+    bundle = onnxfuse.optimize(model, verify=False)
+    assert [n.code for n in inspect_all(bundle.plans).left] == ["UN_ATTR"]
+    assert not bundle.plans.plans

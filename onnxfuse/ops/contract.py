@@ -98,6 +98,19 @@ class Windows:
     refusal: Refusal | None = None
 
 
+def refuse_impossible(least: int = 1, **attrs: Sequence[int]) -> None:
+    """Attributes that would lead a window out of its input, or make none; onnxruntime refuses such models."""
+    for name, values in attrs.items():
+        if any(not least <= v < 1 << 31 for v in values):
+            raise Unsupported("UN_ATTR", f"{name} = {list(values)}: every number must be in {least} ... 2147483647")
+
+
+def refuse_other_kernel(kernel: Sequence[int], told: Sequence[int] | None) -> None:
+    """The attribute kernel_shape only repeats the shape of the weight."""
+    if told is not None and list(told) != list(kernel):
+        raise Unsupported("UN_ATTR", f"kernel_shape = {list(told)}, but the weight is of {list(kernel)}")
+
+
 def windows(
     x: Tensor,
     kernel: Sequence[int],
@@ -110,6 +123,8 @@ def windows(
     """The windows of a convolution or pool over `x`."""
     n = len(kernel)
     stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
+    refuse_impossible(kernel_shape=kernel, strides=stride, dilations=dilation)
+    refuse_impossible(least=0, pads=pads or ())
     w = Windows(list(kernel), stride, dilation, [0] * n, [0] * n, [])
     refusal = None
     if auto_pad in ("NOTSET", ""):
@@ -147,7 +162,9 @@ _SPACE = ("x",), ("y", "x"), ("z", "y", "x")
 @contract
 def Conv(x, w, b=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None):
     """Convolution over 1, 2 or 3 spatial dimensions, with groups; bias added after the sum."""
-    made = convolution(x, w, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
+    made = convolution(
+        x, w, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads, strides=strides
+    )
     finish = None if b is None else (lambda acc, _n, f, *_: acc + compute(b[f]))
     return replace(made, finish=finish, needs=(*made.needs, *equal_extents(*_biased(b, made.shape[1]))))
 
@@ -161,6 +178,7 @@ def convolution(
     auto_pad: str = "NOTSET",
     dilations: Sequence[int] | None = None,
     group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Loops:
@@ -169,6 +187,7 @@ def convolution(
     kernel = [_static(d, "kernel") for d in w.shape[2:]]
     if not 1 <= n <= 3:
         raise Unsupported("UN_SHAPE_MISMATCH", f"Conv over {n} spatial dimensions")
+    refuse_other_kernel(kernel, kernel_shape)
     over = windows(x, kernel, strides, dilations, pads, auto_pad)
     stride, dilation, begin = over.stride, over.dilation, over.begin
     features, per_group = _static(w.shape[0], "channels"), _static(w.shape[1], "channels")
@@ -214,6 +233,9 @@ def ConvTranspose(
     n = x.rank - 2
     kernel = [_static(d, "kernel") for d in w.shape[2:]]
     stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
+    refuse_impossible(kernel_shape=kernel, strides=stride, dilations=dilation)
+    refuse_impossible(least=0, pads=pads or ())
+    refuse_other_kernel(kernel, kernel_shape)
     extra = list(output_padding or [0] * n)
     if auto_pad not in ("NOTSET", "", "VALID") or output_shape is not None:
         begin, spatial = _transposed_auto(x, kernel, stride, dilation, extra, auto_pad, output_shape)

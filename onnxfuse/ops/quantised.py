@@ -191,7 +191,14 @@ def ConvInteger(
     strides=None,
 ):
     """Convolution of 8-bit integers, less their zero points, in i32."""
-    over = {"auto_pad": auto_pad, "dilations": dilations, "group": group, "pads": pads, "strides": strides}
+    over = {
+        "auto_pad": auto_pad,
+        "dilations": dilations,
+        "group": group,
+        "kernel_shape": kernel_shape,
+        "pads": pads,
+        "strides": strides,
+    }
     return _convolved("ConvInteger", x, w, (x_zero_point, w_zero_point), DType.I32, over)
 
 
@@ -226,7 +233,14 @@ def QLinearConv(
     strides=None,
 ):
     """Convolution of quantised numbers, with a bias in i32, quantised again."""
-    over = {"auto_pad": auto_pad, "dilations": dilations, "group": group, "pads": pads, "strides": strides}
+    over = {
+        "auto_pad": auto_pad,
+        "dilations": dilations,
+        "group": group,
+        "kernel_shape": kernel_shape,
+        "pads": pads,
+        "strides": strides,
+    }
     made = _convolved("QLinearConv", x, w, (x_zero_point, w_zero_point), y_zero_point.dtype, over)
 
     def finish(total: Expr, *i: Expr) -> Expr:

@@ -10,7 +10,7 @@ from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, cast, eq, i64, lit
 from onnxfuse.ir.op import EXACT
 from onnxfuse.ir.simplify import as_dim, dim_expr, simplify
-from onnxfuse.ops.contract import Windows, _inside, windows
+from onnxfuse.ops.contract import Windows, _inside, refuse_impossible, windows
 from onnxfuse.ops.dsl import (
     Loops,
     Tensor,
@@ -143,6 +143,7 @@ def Col2Im(x, image_shape, block_shape, *, dilations=None, pads=None, strides=No
     (image, some), (block, more) = image_shape.sizes(), block_shape.sizes()
     n = len(block)
     stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
+    refuse_impossible(strides=stride, dilations=dilation)
     begin, end = (list(pads[:n]), list(pads[n:])) if pads else ([0] * n, [0] * n)
     taps = dim_expr(product(block))
     counts = [
