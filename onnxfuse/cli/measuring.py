@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onnxfuse.verify.bench import Timing
     from onnxfuse.verify.compare import Report
 
+LIMIT = 256 << 20  # bytes of a model that is timed without being asked to: both sessions live at a time
 SECONDS = 0.3  # of timing: enough to tell a loss from noise, little beside a compilation
 
 
@@ -27,11 +28,13 @@ class Remembered:
     known: Timing | None
 
     @classmethod
-    def of(cls, model: Path, bundle: Bundle, config: Config) -> Remembered | None:
-        """None when nothing was compiled: there is nothing to time."""
+    def of(cls, model: Path, bundle: Bundle, config: Config, measure: bool | None) -> Remembered | None:
+        """None when the speed is not wanted (measure=None: of a small model it is), or when nothing was compiled."""
         from onnxfuse.codegen.cache import default_cache, hash_of
+        from onnxfuse.verify.child import large
 
-        if bundle.library is None:
+        wanted = not large(model, LIMIT) if measure is None else measure
+        if bundle.library is None or not wanted or not config.verify.enabled or config.tune:
             return None
         cache = default_cache() if config.cache else None
         stat = model.stat()

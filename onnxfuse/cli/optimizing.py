@@ -46,7 +46,14 @@ def optimize(
     sampling: Sampling,
     judging: Judging,
     verify: Annotated[bool, typer.Option(help="Compare with onnxruntime before writing.")] = True,
-    measure: Annotated[bool, typer.Option(help="Time the result beside the original, once per library.")] = True,
+    measure: Annotated[
+        bool | None,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Time the result beside the original; by default a model below 256 MiB, once per library.",
+            show_default=False,
+        ),
+    ] = None,
     save_as_external_data: Annotated[
         bool, typer.Option("--save-as-external-data", help="Weights in OUT.data; automatic near 2 GB.")
     ] = False,
@@ -100,7 +107,7 @@ def optimize(
             check_output(output, model)
         bundle = pipeline.optimize(model, config, new_trace(model, progress), progress.starts)
         found, tuning = inspect_all(bundle.plans), bundle.tuning
-        speed = Remembered.of(model, bundle, config) if measure and verify and not tune else None
+        speed = Remembered.of(model, bundle, config, measure)
         scratch = stack.enter_context(private_folder())
         with progress.step("write"):
             where = output if output is not None and not dry_run else scratch / "model.onnx"

@@ -51,14 +51,14 @@ class Job:
 
     def run(self, step: Callable[[str], None] | None = None, known: Original | None = None) -> tuple[Report, ...]:
         reports = self._compared(step, known)
-        if self.config.speed <= 0 or not all(r.ok for r in reports) or _large(self.reference):
+        if self.config.speed <= 0 or not all(r.ok for r in reports):
             return reports
         if step is not None:
             step("timing the original model and the optimized one")
         return tuple(self._timed(r, lib) for r, lib in zip(reports, self.libraries, strict=True))
 
     def _timed(self, report: Report, library: Path | None) -> Report:
-        """With the speed, if it is that of the kernels; two sessions live at a time, so not for large models."""
+        """With the speed, if it is that of the kernels; two sessions live at a time."""
         if library is None:
             return report
         custom = self.custom_op_libraries
@@ -102,16 +102,16 @@ class Begin:
     def run(self, step: Callable[[str], None]) -> Original | None:
         """None where the original does not run: the Job finds that again, and says it."""
         try:
-            if _large(self.reference):
+            if large(self.reference, _AHEAD_LIMIT):
                 return None
             return original(self.reference, config=self.config, custom_op_libraries=self.custom_op_libraries, step=step)
         except (UsageError, OSError):
             return None
 
 
-def _large(path: Path) -> bool:
-    """Too large to be loaded ahead, or with weights in other files, whose size is not known."""
-    if not 0 < path.stat().st_size <= _AHEAD_LIMIT:
+def large(path: Path, limit: int) -> bool:
+    """More than `limit` bytes, or with weights in other files, whose size is not known."""
+    if not 0 < path.stat().st_size <= limit:
         return True
     from onnxfuse.frontend.wire import scan  # here: most processes that compare do without onnx
 

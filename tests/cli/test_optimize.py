@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfuse as package
+from onnxfuse.cli import measuring
 from onnxfuse.codegen.generate import emit_module
 from onnxfuse.verify import child
 from onnxfuse.verify.bench import Timing
@@ -151,6 +152,14 @@ def test_the_speed_is_measured_once_and_remembered(onnxfuse, model, tmp_path, mo
     assert lows(onnxfuse, source, "--no-measure") == [None, None]
     assert lows(onnxfuse, source, "--no-cache") == [None, 1.3]
     assert "runs at 1.50 times the speed of the original" in onnxfuse("optimize", source, "--dry-run").out
+
+
+def test_a_large_model_is_timed_when_asked_to(onnxfuse, model, monkeypatch, timed):
+    monkeypatch.setattr(measuring, "LIMIT", 10)
+    timed((1.4, 1.6))
+    source = model("a.onnx", CHAIN)
+    assert lows(onnxfuse, source, "--no-cache") == [None, None]
+    assert lows(onnxfuse, source, "--no-cache", "--measure") == [None, 1.4]
 
 
 def test_a_speed_that_means_nothing_is_not_remembered(onnxfuse, model, tmp_path, monkeypatch, timed):
