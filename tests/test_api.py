@@ -15,7 +15,7 @@ from onnxfuse.cli.optimizing import optimize as command
 CHAIN = '<ir_version: 8, opset_import: ["": 17]> g (float[N,4] x) => (float[N,4] y) { a = Exp(x) \n y = Add(a, x) }'
 # Flags of the command line that make no sense in Python, and the other way round.
 # skip_constant_folding is skip_optimization={"fold"}, no_cache is cache=False.
-CLI_ONLY = {"output", "dry_run", "json", "verbose", "skip_constant_folding"}
+CLI_ONLY = {"output", "dry_run", "json", "measure", "verbose", "skip_constant_folding"}
 PYTHON_ONLY = {"trace", "progress"}
 
 

@@ -26,6 +26,7 @@ from onnxfuse.codegen.glue.module import glue_module
 from onnxfuse.codegen.glue.tables import Part
 from onnxfuse.codegen.object import compile_module, dynamic_symbols, host_features, link, load_object
 from onnxfuse.errors import CompileError, UsageError
+from onnxfuse.ir import given
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import apply, lit, load, sym, var
 from onnxfuse.ir.kernel import DimBinding, DimCheck, Kernel, Stage, Store
@@ -335,7 +336,7 @@ def test_dims_evaluates_floor_division_and_checks():
 def test_dimension_from_an_element_of_a_shape_tensor(dtype):
     x, shape, z = value("x", DType.F32), value("shape", dtype, 2), value("z", DType.F32, M, N)
     at = (var(Axis("i0", M)), var(Axis("i1", N)))
-    dims = (DimBinding(M, shape, 0, data=True), DimBinding(N, shape, 1, data=True))
+    dims = (DimBinding(M, shape, 0, part=given.Part.WHOLE), DimBinding(N, shape, 1, part=given.Part.WHOLE))
     stage = Stage((), (Store(z, at, load(x, (), DType.F32)),))
     kernel = Kernel("fill", (x, shape), (z,), tuple(v.axis for v in at), (stage,), dims=dims)
     run = jit(plan_of(kernel), native())

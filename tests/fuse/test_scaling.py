@@ -63,7 +63,7 @@ def test_ten_thousand_nodes_need_no_recursion(shape: str) -> None:
 
 
 def test_a_value_joined_to_itself_again_and_again_is_not_written_out() -> None:
-    g = Build((1,))
+    g = Build((2,))
     v = g.E("v", g.input("x"))
     for k in range(24):
         v = g.concat(f"v{k}", v, g.E(f"w{k}", v))
