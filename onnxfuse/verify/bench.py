@@ -45,8 +45,8 @@ class Timing:
 
     @property
     def clear(self) -> bool:
-        """The rounds agree well enough to say something: on a busy machine they do not."""
-        return self.ratio_high <= _CLEAR * self.ratio_low
+        """The rounds agree well enough to say which is faster: on a busy machine they do not."""
+        return self.ratio_low > 1.0 or self.ratio_high <= _CLEAR * self.ratio_low
 
 
 @dataclass(frozen=True, slots=True)
