@@ -37,21 +37,33 @@ class _Unfit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """A RowMap; members and values by number, axes by place."""
+class _Shared:
+    """What a RowMap and a Footing have in common; members by number, axes by place."""
 
     outer: tuple[Place, ...]
     axis_of: tuple[tuple[Place, Place], ...]
     inline: tuple[int, ...]
+
+    def of(self, members: Sequence[Compute]) -> tuple[tuple[Axis, ...], dict[Axis, Axis], frozenset[Value]]:
+        axes = [axes_in_order(c) for c in members]
+        return (
+            tuple([axes[k][d] for k, d in self.outer]),
+            {axes[k][d]: axes[i][e] for (k, d), (i, e) in self.axis_of},
+            frozenset([members[k].out for k in self.inline]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A RowMap; members by number."""
+
+    shared: _Shared
     level: tuple[int, ...]
     buffers: tuple[tuple[int, Dim], ...]
 
     def of(self, members: Sequence[Compute]) -> RowMap:
-        axes = [axes_in_order(c) for c in members]
         return RowMap(
-            tuple([axes[k][d] for k, d in self.outer]),
-            {axes[k][d]: axes[i][e] for (k, d), (i, e) in self.axis_of},
-            frozenset([members[k].out for k in self.inline]),
+            *self.shared.of(members),
             {c.out: n for c, n in zip(members, self.level, strict=True)},
             tuple([(members[k].out, n) for k, n in self.buffers]),
         )
@@ -59,23 +71,14 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Footing:
-    """A Footing; members by number, axes by place."""
+    """A Footing."""
 
-    outer: tuple[Place, ...]
-    axis_of: tuple[tuple[Place, Place], ...]
-    inline: tuple[int, ...]
+    shared: _Shared
     reducing: bool
     bytes: int
 
     def of(self, members: Sequence[Compute]) -> Footing:
-        axes = [axes_in_order(c) for c in members]
-        return Footing(
-            tuple([axes[k][d] for k, d in self.outer]),
-            {axes[k][d]: axes[i][e] for (k, d), (i, e) in self.axis_of},
-            frozenset([members[k].out for k in self.inline]),
-            self.reducing,
-            self.bytes,
-        )
+        return Footing(*self.shared.of(members), self.reducing, self.bytes)
 
 
 class RowForms:
@@ -131,28 +134,23 @@ class RowForms:
         return known.of(members) if isinstance(known, _Rows) else known.of(tuple(number))
 
 
-def _places(members: Sequence[Compute]) -> dict[Axis, Place]:
-    return {a: (k, d) for k, c in enumerate(members) for d, a in enumerate(axes_in_order(c))}
-
-
-def _standing(how: Footing, members: Sequence[Compute]) -> _Footing:
-    place = _places(members)
-    return _Footing(
+def _shared(how: RowMap | Footing, members: Sequence[Compute]) -> _Shared:
+    place = {a: (k, d) for k, c in enumerate(members) for d, a in enumerate(axes_in_order(c))}
+    return _Shared(
         tuple([place[a] for a in how.outer]),
         tuple([(place[a], place[b]) for a, b in how.axis_of.items()]),
         tuple([k for k, c in enumerate(members) if c.out in how.inline]),
-        how.reducing,
-        how.row_bytes(lambda: members),
     )
 
 
+def _standing(how: Footing, members: Sequence[Compute]) -> _Footing:
+    return _Footing(_shared(how, members), how.reducing, how.row_bytes(lambda: members))
+
+
 def _rows(found: RowMap, members: Sequence[Compute]) -> _Rows:
-    place = _places(members)
     member = {c.out: k for k, c in enumerate(members)}
     return _Rows(
-        tuple(place[a] for a in found.outer),
-        tuple((place[a], place[b]) for a, b in found.axis_of.items()),
-        tuple(member[v] for v in found.inline),
+        _shared(found, members),
         tuple(found.level[c.out] for c in members),
         tuple((member[v], n) for v, n in found.buffers),
     )

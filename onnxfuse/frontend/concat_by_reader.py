@@ -33,7 +33,8 @@ def concat_by_reader(graph: Graph) -> Graph:
         pass_.decide(n)
     if not pass_.parts:
         return graph
-    nodes = [m for n in graph.nodes if n.outputs[:1] not in pass_.gone for m in pass_.rewritten(n)]
+    gone = set(pass_.makers.values())
+    nodes = [m for n in graph.nodes if n not in gone for m in pass_.rewritten(n)]
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -47,10 +48,6 @@ class _Pass:
     taken: set[str]
     parts: dict[Value, tuple[Value, ...]] = field(default_factory=dict)
     makers: dict[Value, Node] = field(default_factory=dict)
-
-    @property
-    def gone(self) -> set[tuple[Value | None, ...]]:
-        return {(v,) for v in self.parts}
 
     def decide(self, join: Node) -> None:
         """Whether a Concat goes away; those before it are decided, and stay if it would read too many values."""

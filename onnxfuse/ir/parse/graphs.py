@@ -20,23 +20,17 @@ from onnxfuse.ir.parse.values import (
     read_array,
     read_const,
     read_data,
+    read_head,
     read_scalar,
     read_type,
-    read_typed,
     read_values,
-    read_values_named,
     resolve,
 )
 from onnxfuse.ir.types import TensorType
 
 
 def read_graph(r: Reader) -> Graph:
-    r.need("graph")
-    name = read_string(r)
-    r.need("(")
-    inputs = r.many(lambda: read_typed(r), ")")
-    r.need("->")
-    outputs = read_values_named(r)
+    name, inputs, outputs = read_head(r, "graph")
     r.need("opset")
     opset = read_int(r)
     imports: dict[str, int] = {}

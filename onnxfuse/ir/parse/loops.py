@@ -25,11 +25,10 @@ from onnxfuse.ir.parse.reader import (
 from onnxfuse.ir.parse.values import (
     read_const,
     read_dim,
+    read_head,
     read_scalar,
     read_type,
-    read_typed,
     read_values,
-    read_values_named,
     resolve,
 )
 from onnxfuse.ir.partition import Decision, Group, Partition, Relation, Verdict
@@ -97,12 +96,7 @@ def _read_compute(r: Reader) -> Compute:
 
 
 def read_loops(r: Reader) -> LoopGraph:
-    r.need("loops")
-    name = read_string(r)
-    r.need("(")
-    inputs = r.many(lambda: read_typed(r), ")")
-    r.need("->")
-    outputs = read_values_named(r)
+    name, inputs, outputs = read_head(r, "loops")
     consts: dict[Value, Constant] = {}
     items: list[Item] = []
     r.need("{")

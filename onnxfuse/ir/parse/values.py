@@ -12,7 +12,7 @@ from onnxfuse.errors import IRError
 from onnxfuse.ir.expr import Lit
 from onnxfuse.ir.graph import ArrayConst, Constant, Value
 from onnxfuse.ir.parse.expressions import read_expr
-from onnxfuse.ir.parse.reader import Reader, define, read_dtype, read_int, read_value, read_value_name
+from onnxfuse.ir.parse.reader import Reader, define, read_dtype, read_int, read_string, read_value, read_value_name
 from onnxfuse.ir.types import Dim, TensorType
 
 
@@ -55,6 +55,16 @@ def read_type(r: Reader) -> TensorType | None:
 def read_values_named(r: Reader) -> tuple[str, ...]:
     r.need("(")
     return r.many(lambda: read_value_name(r), ")")
+
+
+def read_head(r: Reader, word: str) -> tuple[str, tuple[Value, ...], tuple[str, ...]]:
+    """Name, inputs, and names of the outputs."""
+    r.need(word)
+    name = read_string(r)
+    r.need("(")
+    inputs = r.many(lambda: read_typed(r), ")")
+    r.need("->")
+    return name, inputs, read_values_named(r)
 
 
 def read_values(r: Reader) -> tuple[Value, ...]:
