@@ -1,9 +1,9 @@
 """Micro-benchmark: one kernel per template against onnxruntime's own operator, one thread, interleaved.
 
-    python tools/bench_kernels.py [--only REGEX] [--rounds N] [--rows]
+    python tools/bench_kernels.py [--only REGEX] [--rounds N] [--rows] [--target-cpu NAME]
 
 `--rows` measures what moves memory instead (pointwise functions, softmax, norms, reductions, transpositions ...),
-each also against a copy of as many bytes (copy = share of its bandwidth).
+each also against a copy of as many bytes in the same memory (copy = share of its bandwidth).
 
 Prints the median time of each and the ratio onnxruntime / ours (above 1: ours is faster). The operator runs alone in a
 session with all optimisations, so a convolution pays its layout reorders; the rows therefore also show the node alone,
@@ -13,6 +13,7 @@ from the profiler: its fastest run beside our fastest run.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import re
 import statistics
@@ -32,7 +33,7 @@ from onnx import TensorProto, helper, numpy_helper
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "templates"))
 from contractions import conv, matmul, pool, random
 
-from onnxfuse.codegen.object import host_features
+from onnxfuse.codegen.object import compile_module, host_features, load_object
 from onnxfuse.config import FusionConfig, PrepareConfig
 from onnxfuse.errors import Refusal
 from onnxfuse.frontend.atomize import atomize
@@ -42,7 +43,7 @@ from onnxfuse.frontend.read import read
 from onnxfuse.fuse import fuse
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Plan, Template
-from onnxfuse.runtime.jit import jit
+from onnxfuse.runtime.jit import Call, jit
 from onnxfuse.schedule.kernelize import kernelize
 from onnxfuse.schedule.layout import layout
 from onnxfuse.schedule.plan import plan
@@ -52,6 +53,8 @@ from onnxfuse.templates.window import WINDOW
 from onnxfuse.verify.evaluate import evaluate
 
 NODE_RUNS = 20  # runs of a profiled session
+HUGE = 1 << 21  # bytes of a huge page
+SKEW = 5 * 4096 + 640  # bytes: no two arrays begin at the same place of a page
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,67 @@ def plan_of(model: onnx.ModelProto, target: Target) -> Plan | None:
     prepared = prepare(source.graph, PrepareConfig(), evaluator, source.hints)
     partition = layout(fuse(lower(atomize(prepared.typed)), FusionConfig()), target)
     plans = plan(kernelize(partition), target).plans
-    return plans[0] if len(plans) == 1 else None
+    whole = len(plans) == 1 and len(plans[0].kernel.inputs) == len(model.graph.input)
+    return plans[0] if whole else None
+
+
+TASKS = """
+define void @run_tasks(ptr %run, ptr %env, ptr %bufs, ptr %packed, ptr %scratch, i64 %count) {
+entry:
+  br label %task
+task:
+  %k = phi i64 [ 0, %entry ], [ %next, %task ]
+  call void %run(ptr %env, ptr %bufs, ptr %packed, ptr %scratch, i64 %k)
+  %next = add i64 %k, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %task, label %done
+done:
+  ret void
+}
+"""
+
+
+def without_python(call: Call, target: Target) -> Callable[[], object]:
+    """The tasks of a call, one after another, from machine code: a call from Python takes microseconds for each."""
+    code = load_object(compile_module(TASKS, target, exports=("run_tasks",)).data, target)
+    loop = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_int64)(code.address("run_tasks"))
+    env, bufs, scratch = call.env.ctypes.data, call.bufs.ctypes.data, call.scratch.address
+    packed = None if call.packed is None else call.packed.address
+    phases = [
+        (ctypes.cast(run, ctypes.c_void_p), tasks(env))  # type: ignore[arg-type]
+        for run, tasks in zip(call.variant.run, call.variant.tasks, strict=True)
+    ]
+
+    def run(_keep: object = code) -> None:
+        for address, count in phases:
+            loop(address, env, bufs, packed, scratch, count)
+
+    return run
+
+
+class Places:
+    """Memory that everything compared works in, the copy too: pages and caches make two arrays of one size differ.
+
+    Inputs lie in one block, the output in another, both in huge pages (numpy asks for them).
+    """
+
+    def __init__(self, inputs: Sequence[np.ndarray], output: np.ndarray) -> None:
+        sizes = [-(-a.nbytes // HUGE) * HUGE for a in inputs]
+        half = (sum(a.nbytes for a in inputs) + output.nbytes) // 2
+        read = self._block(max(sum(sizes) + SKEW * len(sizes), half))
+        written = self._block(max(output.nbytes, half) + 2 * SKEW)[2 * SKEW :]  # not at the input's place of a page
+        self.inputs, at = [], 0
+        for a, size in zip(inputs, sizes, strict=True):
+            self.inputs.append(read[at : at + a.nbytes].view(a.dtype).reshape(a.shape))
+            self.inputs[-1][...] = a
+            at += size + SKEW
+        self.output = written[: output.nbytes].view(output.dtype).reshape(output.shape)
+        self.source, self.sink = read[:half], written[:half]
+
+    def _block(self, nbytes: int) -> np.ndarray:
+        whole = np.ones(nbytes + 2 * HUGE, np.uint8)
+        start = -whole.ctypes.data % HUGE
+        return whole[start : start + nbytes]
 
 
 def bench_memory(row: Memory, rounds: int, target: Target) -> None:
@@ -227,30 +290,27 @@ def bench_memory(row: Memory, rounds: int, target: Target) -> None:
         print(f"{row.name:24} is not one kernel")
         return
     rng = np.random.default_rng(0)
-    fed = {
-        v.name: rng.random([d.dim_value for d in v.type.tensor_type.shape.dim], np.float32) + 0.1
-        for v in model.graph.input
-    }
+    names = [v.name for v in model.graph.input]
+    shapes = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input]
+    given = [rng.random(shape, np.float32) + 0.1 for shape in shapes]
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     s = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    want = s.run(None, dict(zip(names, given, strict=True)))[0]
+    places = Places(given, want)
     binding = s.io_binding()
-    for name, a in fed.items():
-        binding.bind_cpu_input(name, a)
-    want = s.run(None, fed)[0]
-    out = np.empty_like(want)
-    binding.bind_output("y", "cpu", 0, out.dtype, out.shape, out.ctypes.data)
+    for name, a in zip(names, places.inputs, strict=True):
+        binding.bind_input(name, "cpu", 0, a.dtype, a.shape, a.ctypes.data)
+    binding.bind_output("y", "cpu", 0, want.dtype, want.shape, places.output.ctypes.data)
     code = jit(made, target)  # owns the machine code: must outlive the call
-    names = [v.name for v in model.graph.input]
-    call = code.prepare([fed[n] for n in names][: len(made.kernel.inputs)])
+    call = code.prepare(places.inputs)
     call.run()
     error = float(np.abs(call.finish()[0].reshape(want.shape) - want).max() / (np.abs(want).max() + 1e-30))
-    size = sum(a.nbytes for a in fed.values()) + out.nbytes
-    source, sink = np.ones(size // 8, np.float32), np.ones(size // 8, np.float32)
+    call.bufs[:] = [a.ctypes.data for a in (*places.inputs, places.output)]
     runs: list[Callable[[], object]] = [
-        call.run,
+        without_python(call, target),
         lambda: s.run_with_iobinding(binding),
-        lambda: np.copyto(sink, source),
+        lambda: np.copyto(places.sink, places.source),
     ]
     repeat = [max(1, int(1e-3 / max(once(fn, 3), 1e-7))) for fn in runs]
     times: list[list[float]] = [[], [], []]
@@ -327,8 +387,7 @@ def fastest(fn: Callable[[], object], runs: int) -> float:
     return best
 
 
-def bench(row: Row, rounds: int) -> None:
-    target = by_name("native", host_features())
+def bench(row: Row, rounds: int, target: Target) -> None:
     arrays = random(row.kernel, np.random.default_rng(0))
     found = row.template.propose(row.kernel, target)
     if isinstance(found, Refusal):
@@ -367,15 +426,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="regular expression on the name of the row")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rows", action="store_true", help="what is bound by memory")
+    parser.add_argument("--target-cpu", default="native", help="a narrower target than this machine's")
     args = parser.parse_args()
+    target = by_name(args.target_cpu, host_features())
     if args.rows:
-        target = by_name("native", host_features())
         for memory in (m for m in memory_rows() if re.search(args.only, m.name)):
             bench_memory(memory, args.rounds, target)
         return
     for row in rows():
         if re.search(args.only, row.name):
-            bench(row, args.rounds)
+            bench(row, args.rounds, target)
 
 
 if __name__ == "__main__":
