@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from onnxfuse.codegen.build import I64, PTR, Builder
+from onnxfuse.codegen.reach import emit_reach
 from onnxfuse.codegen.scalar_expr import Env, emit_expr
 from onnxfuse.errors import CompileError
 from onnxfuse.ir.dtypes import DType
@@ -62,6 +63,7 @@ class _Dims:
         self.env = Env(1, None, {}, self.syms, {})
         self.wrapping: dict[Expr, ir.Value | None] = {}
         self.bounded: set[Expr] = set()
+        self.reached: dict[tuple[Value, int], tuple[ir.Value, ir.Value]] = {}
         self.start: dict[Value, int] = {}
         at = 0
         for v in kernel.inputs:
@@ -103,6 +105,8 @@ class _Dims:
             at = self.kernel.inputs.index(binding.value)
             if binding.part is None:
                 got = raw[self.start[binding.value] + binding.axis]
+            elif binding.part.of_all:
+                got = self.reach(binding, raw)[0 if binding.part is Part.REACH else 1]
             else:
                 got = self.element(binding, binding.part)
             where = self.place(at, binding.axis, binding.part is not None)
@@ -119,11 +123,25 @@ class _Dims:
             if before is not value:
                 self.require_equal(f"{where}expected {binding.sym} = ", before, value)
 
+    def reach(self, binding: DimBinding, raw: list[ir.Value]) -> tuple[ir.Value, ir.Value]:
+        """How far indices reach, from the start and from the end; both in one reading."""
+        value, column = binding.value, binding.axis
+        if (value, column) not in self.reached:
+            shape = raw[self.start[value] :][: value.tensor.rank]
+            dtype, data = value.tensor.dtype, self.data(value)
+            self.reached[value, column] = emit_reach(self.build, data, dtype, shape, column)
+        return self.reached[value, column]
+
+    def data(self, value: Value) -> ir.Value:
+        """Address of an input's elements."""
+        build = self.build
+        return build.load(build.offset(self.bufs_ptr, self.kernel.inputs.index(value), PTR), PTR)
+
     def element(self, binding: DimBinding, part: Part) -> ir.Value:
         """What a symbol stands for of an element (the input's static shape has been checked before)."""
         build, b = self.build, self.build.ir
         typ = ir.IntType(8 * binding.value.tensor.dtype.bytes)
-        data = build.load(build.offset(self.bufs_ptr, self.kernel.inputs.index(binding.value), PTR), PTR)
+        data = self.data(binding.value)
         raw = build.load(build.offset(data, binding.axis, typ), typ)
         if part is Part.BITS:
             return b.zext(raw, I64)
@@ -158,10 +176,14 @@ class _Dims:
 
     def needs(self) -> None:
         """Comparisons of dimensions, with both sides in the message."""
+        indices = {b.sym: b.value for b in self.kernel.dims if b.part is not None and b.part.of_all}
         for need in self.kernel.needs:
             assert isinstance(need, Apply), need
             left, right = need.args
             text = f"{self.title()}: needs {need}: the right side is "
+            if left in indices:
+                i = self.kernel.inputs.index(indices[left])
+                text = f"{self.title()}: input {i}: an index is out of range: the extent is "
             self.require(Fault(text), self.value(need), self.value(right), self.value(left))
 
     def outputs(self) -> list[ir.Value]:

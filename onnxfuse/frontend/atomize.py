@@ -1,7 +1,8 @@
 """Composite ops become atomic ones. Typed -> Atomized.
 
-In: any typed graph. Out: no node of family composite, unless its formula refused the node (then it stays as it is and
-lower records why). Every atomic node is a legal ONNX node in the model's opset, and keeps the origin of its composite.
+In: any typed graph. Out: no node of family composite, unless its formula refused the node (then it stays as it is:
+lower asks for its loops, or records why there are none). Every atomic node is a legal ONNX node in the model's opset,
+and keeps the origin of its composite.
 Order: after prepare (so that folded constants reach the formulas), before lower.
 """
 
@@ -47,7 +48,8 @@ def atomize(typed: Typed) -> Atomized:
         try:
             atoms = _expand_fully(node, facts, graph.opset, taken, consts)
         except Unsupported as error:
-            refusals[node] = error.refusal()
+            if node.op.loops is None:
+                refusals[node] = error.refusal()
             nodes.append(node)
             continue
         parts[node] = atoms

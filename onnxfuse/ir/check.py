@@ -13,10 +13,10 @@ from typing import NoReturn
 from onnxfuse.errors import IRError
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Acc, Apply, Expr, Load, Sym, Var, syms_of, walk
-from onnxfuse.ir.given import readable, symbols
+from onnxfuse.ir.given import ALL, symbols
 from onnxfuse.ir.graph import Graph, Value
 from onnxfuse.ir.interp import COMBINE
-from onnxfuse.ir.kernel import Kernel, Stage
+from onnxfuse.ir.kernel import DimBinding, Kernel, Stage
 from onnxfuse.ir.loops import Axis, Compute, LoopGraph, Opaque, depends, results
 from onnxfuse.ir.partition import Group, Partition
 from onnxfuse.ir.plan import Kernels, Plan, Plans
@@ -97,7 +97,7 @@ def _dims_syms(types: Iterable[TensorType | None]) -> set[Sym]:
 
 def _given(values: Iterable[Value]) -> set[Sym]:
     """The symbols of elements that can be read at run time."""
-    return {s for v in values if v.type is not None and readable(v.type) for _, _, s in symbols(v)}
+    return {s for v in values for _, _, s in symbols(v)}
 
 
 def _extents(axes: Iterable[Axis]) -> list[Expr]:
@@ -380,9 +380,7 @@ def _kernel_dims(c: _Check, k: Kernel) -> set[Sym]:
     syms: set[Sym] = set()
     for b in k.dims:
         c.item = b
-        places = b.value.tensor.rank if b.part is None else b.value.tensor.size
-        inside = isinstance(places, int) and 0 <= b.axis < places
-        c.need(b.value in k.inputs and inside, "IR_SYM", f"{b.sym} is bound to no input axis or element")
+        c.need(b.value in k.inputs and _is_place(b), "IR_SYM", f"{b.sym} is bound to no input axis or element")
         c.need(b.scale >= 1, "IR_SYM", f"{b.sym} is bound with scale {b.scale}")
         c.need(b.sym not in syms, "IR_SYM", f"{b.sym} is bound twice")
         syms.add(b.sym)
@@ -392,6 +390,17 @@ def _kernel_dims(c: _Check, k: Kernel) -> set[Sym]:
         _expression(c, x.expr, (), syms, None, lambda v: False)
     c.item = k
     return syms
+
+
+def _is_place(b: DimBinding) -> bool:
+    """There is such an axis, element or column."""
+    t = b.value.tensor
+    if b.part is None:
+        return 0 <= b.axis < t.rank
+    if b.part.of_all and b.axis == ALL:
+        return True
+    places = t.size if not b.part.of_all else t.shape[-1] if t.rank else 0
+    return isinstance(places, int) and 0 <= b.axis < places
 
 
 def _stage(c: _Check, k: Kernel, s: Stage, syms: set[Sym], stored: set[Value], private: set[Value]) -> None:

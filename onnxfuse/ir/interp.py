@@ -315,7 +315,7 @@ def bind_kernel(kernel: Kernel, arrays: Mapping[Value, Array]) -> dict[Sym, int]
     syms: dict[Sym, int] = {}
     for b in kernel.dims:
         array = arrays[b.value]
-        got = array.shape[b.axis] if b.part is None else b.part.of(array.flat[b.axis])
+        got = array.shape[b.axis] if b.part is None else b.part.read(array, b.axis)
         n = got - b.offset
         if n % b.scale or n < 0:
             raise UsageError("E_SHAPE", f"{b.value} axis {b.axis}: {n + b.offset} is not {b.scale}*{b.sym}+{b.offset}")

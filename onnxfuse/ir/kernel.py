@@ -80,7 +80,7 @@ class DimBinding:
     """`sym` = shape of `value` at `axis`, minus `offset`, divided by `scale` (exact; else the input is refused).
 
     With `part`: of element `axis` of `value` itself (flat), a tensor of static shape: the target of an Expand,
-    the end of a Slice ... names a dimension that no input has.
+    the end of a Slice ... names a dimension that no input has. Or of all its elements, which are indices (ir/given.py).
     """
 
     sym: Sym

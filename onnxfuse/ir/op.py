@@ -72,6 +72,7 @@ class Op:
     reason   for opaque ops: why it is never fused
     dtypes   element types the entry covers; empty = every computable dtype
     types    types of the results of a node whose formula declines it, like `fn` on tensors; None: not known then
+    loops    loops of a node whose formula declines it, like `fn` of a view; None: it stays with onnxruntime
     """
 
     name: str
@@ -85,6 +86,7 @@ class Op:
     reason: str = ""
     doc: str = ""
     types: Callable[..., Any] | None = None
+    loops: Callable[..., Any] | None = None
 
     def __str__(self) -> str:
         return self.name if not self.domain else f"{self.domain}::{self.name}"

@@ -1,7 +1,7 @@
 """Elements by index: gathers, one-hot vectors, reversed prefixes.
 
-Indices that are known (constants) are checked here; with indices that are data the node is left to onnxruntime, which
-reports those that are out of range. Where the operator itself says what such an index means, nothing is left.
+Indices that are known (constants) are checked here, those that are data by the kernel before it reads anything:
+out of range they are an error, as in onnxruntime. Where the operator itself says what such an index means, nothing is.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from onnxfuse.errors import Refusal, Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, Lit, apply, cast, eq, i64, where
+from onnxfuse.ir.given import ALL, INDICES, MOST, within
 from onnxfuse.ir.simplify import as_dim, dim_expr, known, simplify
 from onnxfuse.ir.types import Dim
-from onnxfuse.ops.dsl import Known, Loops, axis_of, equal_extents, maximum
+from onnxfuse.ops.dsl import Loops, Tensor, axis_of, equal_extents, maximum
 from onnxfuse.ops.table import view
 
 
@@ -23,12 +24,17 @@ def wrapped(index: Expr, dim: Dim) -> Expr:
     return where(j < 0, j + dim_expr(dim), j)
 
 
-def checked(d: Dim, known_indices: Known | None) -> tuple[Refusal | None, list[Expr]]:
-    """Indices known here are checked here or by the kernel (on a run-time extent); others by onnxruntime alone."""
-    if known_indices is None:
-        return Refusal("UN_DATA_DEPENDENT", "run-time indices are checked by the runtime"), []
+def checked(d: Dim, indices: Tensor, column: int = ALL) -> tuple[Refusal | None, list[Expr]]:
+    """Of indices into an extent (those of a column of index tuples): why no kernel may use them, and what must hold.
+
+    What is known here is checked here; run-time extents and run-time indices by the kernel.
+    """
+    if indices.known is None:
+        if indices.dtype not in INDICES or column >= MOST:
+            return Refusal("UN_DATA_DEPENDENT", f"{indices.type} as run-time indices"), []
+        return None, list(within(indices.value, d, column))
     needs: list[Expr] = []
-    for e in known_indices.flat:
+    for e in (indices.known if column == ALL else indices.known[..., column]).flat:
         v = as_dim(cast(e, DType.I64))
         if not isinstance(v, int):
             return Refusal("UN_DATA_DEPENDENT", f"index {v} into extent {d} cannot be checked at compile time"), []
@@ -44,7 +50,7 @@ def checked(d: Dim, known_indices: Known | None) -> tuple[Refusal | None, list[E
 def Gather(data, indices, *, axis=0):
     """Entries of an axis by index."""
     k = axis_of(axis, data.rank)
-    refusal, needs = checked(data.shape[k], indices.known)
+    refusal, needs = checked(data.shape[k], indices)
     q = indices.rank
     shape = [*data.shape[:k], *indices.shape, *data.shape[k + 1 :]]
 
@@ -59,18 +65,18 @@ def Gather(data, indices, *, axis=0):
 def GatherElements(data, indices, *, axis=0):
     """Like numpy take_along_axis."""
     k = axis_of(axis, data.rank)
-    refusal, needs = checked(data.shape[k], indices.known)
+    refusal, needs = checked(data.shape[k], indices)
 
     def body(*i: Expr) -> Expr:
         return data[tuple(wrapped(indices[i], data.shape[k]) if n == k else e for n, e in enumerate(i))]
 
     for n in range(data.rank):
         if n != k:
-            needs += _at_most(indices.shape[n], data.shape[n])
+            needs += at_most(indices.shape[n], data.shape[n])
     return Loops(indices.shape, body, data.dtype, refusal=refusal, needs=tuple(dict.fromkeys(needs)))
 
 
-def _at_most(a: Dim, b: Dim) -> list[Expr]:
+def at_most(a: Dim, b: Dim) -> list[Expr]:
     """Nothing when a <= b is known, else the comparison the kernel has to make."""
     need = apply("le", dim_expr(a), dim_expr(b))
     truth = known(need)
@@ -89,7 +95,7 @@ def GatherND(data, indices, *, batch_dims=0):
         raise Unsupported("UN_DATA_DEPENDENT", "GatherND with index tuples of run-time length", f"length {depth}")
     refusal, needs = None, list(equal_extents(*zip(indices.shape[:b], data.shape[:b], strict=True)))
     for k in range(depth):
-        refused, wanted = checked(data.shape[b + k], None if indices.known is None else indices.known[..., k])
+        refused, wanted = checked(data.shape[b + k], indices, k)
         refusal, needs = refusal or refused, [*needs, *wanted]
     q = indices.rank - 1
 
@@ -120,12 +126,14 @@ def ReverseSequence(x, sequence_lens, *, batch_axis=1, time_axis=0):
     """Prefixes of given lengths reversed."""
     if {batch_axis, time_axis} != {0, 1}:
         raise Unsupported("UN_AXIS", f"ReverseSequence along axis {time_axis} of batches along {batch_axis}")
-    refusal, needs = checked(as_dim(dim_expr(x.shape[time_axis]) + 1), sequence_lens.known)
+    refusal, needs = checked(as_dim(dim_expr(x.shape[time_axis]) + 1), sequence_lens)
 
     def body(*i: Expr) -> Expr:
         t, length = i[time_axis], sequence_lens[i[batch_axis]]
         mirrored = where(t < length, maximum(length - 1 - t, 0), t)
         return x[tuple(mirrored if k == time_axis else e for k, e in enumerate(i))]
 
-    same_batch = equal_extents((sequence_lens.shape[0], x.shape[batch_axis]))
-    return Loops(x.shape, body, x.dtype, refusal=refusal, needs=(*same_batch, *needs))
+    needs = [*equal_extents((sequence_lens.shape[0], x.shape[batch_axis])), *needs]
+    if sequence_lens.known is None:
+        needs.append(within(sequence_lens.value, 0)[1])  # none is negative
+    return Loops(x.shape, body, x.dtype, refusal=refusal, needs=needs)

@@ -143,7 +143,7 @@ def definitions(node: Node, facts: Facts) -> list[Loops]:
         x = refs[0]
         assert x is not None
         return [Loops(x.shape, lambda *i: x[i], x.dtype)]
-    made = call(node, op.fn, refs)
+    made = call(node, op.fn if op.family is not Family.COMPOSITE else op.loops or op.fn, refs)
     return list(made) if isinstance(made, list | tuple) else [made]
 
 

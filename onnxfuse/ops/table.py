@@ -85,10 +85,11 @@ def _family(family: Family, tol: Tol) -> Callable[..., Any]:
         domain: str = "",
         name: str | None = None,
         types: Callable[..., Any] | None = None,
+        loops: Callable[..., Any] | None = None,
     ) -> Any:
         def wrap(f: Callable[..., Any]) -> OpFn:
-            fields = {"tol": tol, "dtype": dtype, "dtypes": frozenset(dtypes), "domain": domain, "types": types}
-            return _register(f, family, name or f.__name__, since, **fields)
+            fields = {"tol": tol, "dtype": dtype, "dtypes": frozenset(dtypes), "domain": domain}
+            return _register(f, family, name or f.__name__, since, types=types, loops=loops, **fields)
 
         return wrap if fn is None else wrap(fn)
 

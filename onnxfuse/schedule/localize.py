@@ -18,7 +18,7 @@ import numpy as np
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Apply, Expr, Lit, Load, Sym, Var, apply, cast, load, sym, var, walk
-from onnxfuse.ir.given import Part, readable, symbols
+from onnxfuse.ir.given import Part, symbols
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, DimCheck
 from onnxfuse.ir.loops import Compute
@@ -69,7 +69,6 @@ class Localizer:
         offers = [
             (DimBinding(_NONE, mine, k, part=part), poly(s))
             for theirs, mine in inputs
-            if readable(theirs.tensor)
             for k, part, s in symbols(theirs)
             if s in used
         ]

@@ -72,7 +72,7 @@ def test_every_output_gets_its_own_compute():
         ("y = StringConcat(x, x)", "(string[4] x) => (string[4] y)", "UN_OPAQUE"),
         ("y = Identity(x)", "(string[4] x) => (string[4] y)", "UN_DTYPE"),
         ("y, i = MaxPool<kernel_shape=[2]>(x)", "(float[1,1,4] x) => (float[1,1,3] y, int64[1,1,3] i)", "UN_ARITY"),
-        ("y = Gather(x, i)", "(float[4] x, int64[2] i) => (float[2] y)", "UN_DATA_DEPENDENT"),
+        ("y = Gather(x, i)", "(float[4] x, int64[2] i) => (float[2] y)", "compiled"),
         ("y = MatMul(x, z)", "(float[N,K] x, float[M,P] z) => (float[N,P] y)", "compiled"),
         ("y = MatMul(x, z)", "(float[N,K] x, float[K,P] z) => (float[N,P] y)", "compiled"),
         ("y = Concat<axis=0>(x, z)", "(float[N,A] x, float[M,B] z) => (float[P,A] y)", "compiled"),

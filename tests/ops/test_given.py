@@ -93,6 +93,40 @@ CASES = [
     ]),
     ("y = CenterCropPad<axes=[0,2]>(x, s)", cube("s", 2), [{"s": ints(2, 7)}, {"s": ints(6, 1)}]),
     ("y = CumSum(x, a)", "(float[3,4,5] x, int64 a) => (float[3,4,5] y)", [{"a": np.array(k)} for k in (0, 1, -1)]),
+    *((f"y = Gather<axis={axis}>(x, i)", "(float[3,4,5] x, int64[n] i) => (float[a,b,c] y)", [
+        {"i": ints(0, 2, -1, -3)}, {"i": ints()}, {"i": ints(*[1, -2, 2] * 30)},
+    ]) for axis in (0, 1, -1)),
+    ("y = Gather(x, i)", "(float[3,4,5] x, int32[2,3] i) => (float[a,b,c,d] y)", [
+        {"i": np.int32([[0, 2, -1], [-3, 1, 1]])},
+    ]),
+    *((f"y = GatherElements<axis={axis}>(x, i)", "(float[3,4,5] x, int64[a,b,c] i) => (float[a,b,c] y)", [
+        {"i": ints(0, 2, -1, -3, 1, 1, 2, 0).reshape(2, 2, 2)}, {"i": ints(*range(-2, 3)).reshape(1, 1, 5)},
+    ]) for axis in (0, 1, 2)),
+    ("y = GatherND(x, i)", "(float[3,4,5] x, int64[n,2] i) => (float[n,5] y)", [
+        {"i": ints(0, 3, -1, -4, 2, 0).reshape(3, 2)}, {"i": ints().reshape(0, 2)},
+    ]),
+    ("y = GatherND<batch_dims=1>(x, i)", "(float[3,4,5] x, int64[3,2,1] i) => (float[3,2,5] y)", [
+        {"i": ints(0, 3, -1, -4, 2, 0).reshape(3, 2, 1)},
+    ]),
+    ("y = ReverseSequence(x, n)", "(float[3,4,5] x, int64[4] n) => (float[3,4,5] y)", [{"n": ints(0, 1, 2, 3)}]),
+    ("y = ScatterElements<axis=1>(x, i, u)", "(float[3,4,5] x, int64[2,3,m] i, float[2,3,m] u) => (float[3,4,5] y)", [
+        {"i": ints(*[0, 3, -1, -4, 0, 1] * 2).reshape(2, 3, 2), "u": -X[:2, :3, :2]},
+    ]),
+    *((f"y = ScatterElements<axis=-1, reduction=\"{how}\">(x, i, u)",
+       "(float[3,4,5] x, int64[3,m,2] i, float[3,m,2] u) => (float[3,4,5] y)", [
+        {"i": ints(*[0, 0, 3, -5, 4, 4] * 4).reshape(3, 4, 2), "u": X[:, :, 1:3] * 2},
+        {"i": ints().reshape(3, 0, 2), "u": X[:, :0, :2]},
+    ]) for how in ("none", "add", "mul", "max", "min")),
+    *((f"y = ScatterND<reduction=\"{how}\">(x, i, u)",
+       "(float[3,4,5] x, int64[3,2] i, float[3,5] u) => (float[3,4,5] y)", [
+        {"i": ints(0, 3, -1, -4, 0, -1).reshape(3, 2), "u": X[0, :3] * 2},
+    ]) for how in ("none", "add", "mul", "max", "min")),
+    ("y = ScatterND(x, i, u)", "(float[n,m,k] x, int64[2,1,3] i, float[2,1] u) => (float[n,m,k] y)", [
+        {"i": ints(0, 3, 4, -3, -1, -1).reshape(2, 1, 3), "u": X[0, :2, :1]},
+    ]),
+    ("y = ScatterND(x, i, u)", "(float[3,4,5] x, int64[4,1] i, float[4,4,5] u) => (float[3,4,5] y)", [
+        {"i": ints(1, 0, 1, -1).reshape(4, 1), "u": np.concatenate([X, X[:1]]) * 2},
+    ]),
     ("y = OneHot<axis=1>(i, d, v)", "(int64[3] i, float d, float[2] v) => (float[a,b] y)", [
         {"i": ints(0, -1, 5), "d": np.array(4, np.float32), "v": np.array([0, 2], np.float32)},
     ]),
@@ -137,8 +171,50 @@ def test_parameters_given_at_run_time(body, signature, given):
         ("y = Pad(x, p)", cube("p", 6), {"p": ints(-2, 0, 0, -2, 0, 0)}),
         ("y, z = Split(x, s)", "(float[3,4,5] x, int64[2] s) => (float[a,b,c] y, float[d,e,f] z)", {"s": ints(1, 1)}),
         ("y = Tile(x, r)", cube("r", 3), {"r": ints(1, -1, 1)}),
+        *(("y = Gather(x, i)", cube("i", 2), {"i": ints(0, i)}) for i in (3, -4, LOWEST, HIGHEST)),
+        (
+            "y = GatherElements(x, i)",
+            "(float[3,4,5] x, int64[1,1,2] i) => (float[1,1,2] y)",
+            {"i": ints(0, 3)[None, None]},
+        ),
+        (
+            "y = GatherND(x, i)",
+            "(float[3,4,5] x, int64[2,2] i) => (float[2,5] y)",
+            {"i": ints(3, 3, 0, 0).reshape(2, 2)},
+        ),
+        ("y = ReverseSequence(x, n)", "(float[3,4,5] x, int64[4] n) => (float[3,4,5] y)", {"n": ints(0, 1, 2, 4)}),
+        ("y = ReverseSequence(x, n)", "(float[3,4,5] x, int64[4] n) => (float[3,4,5] y)", {"n": ints(0, 1, 2, -1)}),
+        (
+            "y = ScatterElements(x, i, x)",
+            "(float[3,4,5] x, int64[3,4,5] i) => (float[3,4,5] y)",
+            {"i": np.full((3, 4, 5), 3)},
+        ),
+        (
+            "y = ScatterND(x, i, x)",
+            "(float[3,4,5] x, int64[3,1] i) => (float[3,4,5] y)",
+            {"i": ints(0, 1, 3).reshape(3, 1)},
+        ),
     ],
-    ids=["step 0", "no such axis", "an axis twice", "mirrored twice", "nothing left", "less than nothing", "sum", "-1"],
+    ids=[
+        "step 0",
+        "no such axis",
+        "an axis twice",
+        "mirrored twice",
+        "nothing left",
+        "less than nothing",
+        "sum",
+        "-1",
+        "end",
+        "before the start",
+        "lowest",
+        "highest",
+        "elements",
+        "tuple",
+        "long",
+        "negative",
+        "scatter",
+        "slices",
+    ],
 )
 def test_what_onnxruntime_refuses_a_kernel_refuses(body, signature, feeds):
     with pytest.raises(UsageError):
@@ -177,3 +253,42 @@ def test_the_compiled_kernel_reads_elements_of_any_sign(start, end):
     (plan,) = bundle.plans.plans
     (y,) = jit(plan, by_name("host", host_features()))([X[0, 0], ints(start), ints(end)])
     np.testing.assert_array_equal(y, X[0, 0, start:end])
+
+
+INDICES = ints(*range(-7, 7), *range(-7, 7), 6, -7, 0)
+
+
+@pytest.mark.parametrize("at", range(len(INDICES)))
+@pytest.mark.parametrize("wrong", [7, -8, LOWEST, HIGHEST])
+def test_the_compiled_kernel_sees_an_index_out_of_range_wherever_it_stands(gather, at, wrong):
+    x = np.arange(7, dtype=np.float32)
+    np.testing.assert_array_equal(gather([x, INDICES])[0], x[INDICES])
+    bad = INDICES.copy()
+    bad[at] = wrong
+    with pytest.raises(UsageError, match="input 1: an index is out of range: the extent is 7"):
+        gather([x, bad])
+
+
+@pytest.fixture(scope="module")
+def gather():
+    bundle = optimize(model("y = Gather(x, i)", "(float[n] x, int64[k] i) => (float[k] y)"), Config())
+    (plan,) = bundle.plans.plans
+    return jit(plan, by_name("host", host_features()))
+
+
+def test_indices_that_a_kernel_makes_are_left_to_the_runtime():
+    items = loops("j = Neg(i) y = Gather(x, j) z = Gather(y, j) w = Gather(z, i)",
+                  "(float[n] x, int64[k] i) => (float[k] w)").items  # fmt: skip
+    made = {out.name: i for i in items for out in (i.node.outputs if isinstance(i, Opaque) else [i.out])}
+    assert {v: i.refusal.code for v, i in made.items() if isinstance(i, Opaque)} == {
+        "y": "UN_DATA_DEPENDENT", "z": "UN_DATA_DEPENDENT",
+    }  # fmt: skip
+    assert isinstance(made["w"], Compute)
+
+
+def test_more_updates_than_are_worth_looking_at_stay_with_the_runtime():
+    (item,) = loops("y = ScatterElements(x, i, u)",
+                    "(float[9,4] x, int64[5,4] i, float[5,4] u) => (float[9,4] y)").items  # fmt: skip
+    assert isinstance(item, Opaque)
+    assert item.refusal.code == "UN_OPAQUE"
+    assert "5 updates (at most 4)" in str(item.refusal)

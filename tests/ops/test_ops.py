@@ -38,13 +38,6 @@ NOT_IN_ONNXRUNTIME = {"Bernoulli": "no kernel; a random function"}
 DECLINED = {
     "Det": ["of 4 x 4"],
     "Einsum": ["of 3 operands"],
-    "Gather": ["run-time indices"],
-    "GatherElements": ["run-time indices"],
-    "GatherND": ["run-time indices"],
-    "ReverseSequence": ["run-time indices"],
-    "ScatterElements": ["run-time indices"],
-    "Scatter": ["run-time indices"],
-    "ScatterND": ["run-time indices"],
     "MaxPool": ["Indices output"],
     "Range": ["depends on data", "Range on f32", "Range on f64"],
     "Resize": ["antialias"],
@@ -52,7 +45,6 @@ DECLINED = {
     "Gemm": ["beta=0"],
     "GlobalLpPool": ["p=3"],
     "LpNormalization": ["before opset 11"],
-    "RotaryEmbedding": ["run-time indices"],
 }
 
 
