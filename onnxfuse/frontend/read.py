@@ -197,11 +197,19 @@ class _Reader:
         if (node.domain, name) in self.functions:
             return _opaque(name, domain, version, "a local function of another opset")
         if domain == "" and self.opset < OLDEST_OPSET:
+            found = lookup("", name, OLDEST_OPSET)
+            if found is not None and found.family is Family.POINTWISE and _unchanged(name, self.opset):
+                return found
             return _opaque(name, domain, version, f"opset {self.opset} is older than {OLDEST_OPSET}")
         found = lookup(domain, name, version)
         if found is not None:
             return found
         return _opaque(name, domain, version, "not in the op table" if domain == "" else f"foreign domain {domain}")
+
+
+def _unchanged(name: str, opset: int) -> bool:
+    """The operator meant in an older opset what it means in the oldest that the op table knows."""
+    return len({onnx.defs.get_schema(name, n).since_version for n in (opset, OLDEST_OPSET)}) == 1
 
 
 def _opaque(name: str, domain: str, version: int, reason: str) -> Op:

@@ -9,12 +9,15 @@ import onnx_ir
 import pytest
 from onnx import TensorProto, helper
 
+from onnxfuse.config import Config
 from onnxfuse.errors import UsageError
 from onnxfuse.frontend.read import read
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import sym
 from onnxfuse.ir.graph import Foreign
 from onnxfuse.ir.op import Family
+from onnxfuse.pipeline import optimize
+from onnxfuse.verify import ort
 from tests.frontend.onnx_text import initializer, model, ops
 
 F32 = TensorProto.FLOAT
@@ -258,10 +261,27 @@ def test_training_is_opaque(text, reason):
     assert reason in op.reason or op.name == "Dropout"
 
 
-@pytest.mark.parametrize("opset", [1, 6])
-def test_old_opsets_pass_through(opset):
-    op = read(model("y = Relu(x)", opset=opset, ir=4)).graph.nodes[0].op
+@pytest.mark.parametrize(
+    ("text", "opset"),
+    [("y = Relu(x)", 1), ("y = Add(x, x)", 6), ("y = Transpose(x)", 6)],
+)
+def test_old_opsets_pass_through(text, opset):
+    op = read(model(text, opset=opset, ir=4)).graph.nodes[0].op
     assert op.reason == f"opset {opset} is older than 7"
+
+
+@pytest.mark.parametrize(
+    ("text", "signature", "opset"),
+    [("y = Not(x)", "(bool[2,4] x) => (bool[2,4] y)", 1), ("y = Neg(x)", "(float[2,4] x) => (float[2,4] y)", 6)],
+)
+def test_what_has_not_changed_since_an_old_opset_is_compiled_there(tmp_path, text, signature, opset):
+    made = model(text, signature, opset=opset)
+    written = optimize(made, Config()).save(tmp_path / "out.onnx")
+    x = np.array([[0, 1, 1, 0], [1, 0, 0, 0]], bool if opset == 1 else np.float32)
+    want = ort.run(ort.session(made, threads=1), {"x": x})["y"]
+    for libraries in ([], [written.library]):
+        got = ort.run(ort.session(written.model, libraries=libraries), {"x": x})["y"]
+        np.testing.assert_array_equal(got, want)
 
 
 def test_an_opset_of_the_future_passes_through():
