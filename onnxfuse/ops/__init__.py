@@ -19,6 +19,7 @@ from onnxfuse.ops import (
     sample,
     scan,
     scatter,
+    transform,
     view,
     window,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "sample",
     "scan",
     "scatter",
+    "transform",
     "view",
     "window",
 ]

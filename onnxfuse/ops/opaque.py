@@ -32,7 +32,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     )),
     *((n, _SCATTER) for n in ("TensorScatter", "MaxUnpool")),
     *((n, _SIGNAL) for n in (
-        "DFT", "STFT", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow", "ImageDecoder",
+        "STFT", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow", "ImageDecoder",
     )),
     *((n, _TODO) for n in (
         "MaxRoiPool", "DeformConv",

@@ -172,3 +172,30 @@ def _affine_grid(op, opset):
                 yield sample(
                     rand((2, n, n + 1), dtype), ints(*size), const=[1], may=dtype != F32, align_corners=aligned
                 )
+
+
+@rows("DFT")
+def _dft(op, opset):
+    def transform(x, length, axis, **attrs):
+        size = None if length is None else np.int64(length)
+        if opset >= 20:
+            return sample(x, size, np.int64(axis), const=[1, 2] if length else [2], **attrs)
+        return sample(x, *([] if length is None else [size]), const=[1] if length else [], axis=axis, **attrs)
+
+    for n in (1, 2, 5, 8, 12):
+        for parts in (1, 2):
+            for axis in (0, 1, -2):
+                for length in (None, n + 3, max(n - 2, 1)):
+                    x = rand((n, n, 3, parts) if axis != -2 else (3, n, parts))
+                    yield transform(x, length, axis)
+                    yield transform(x, length, axis, inverse=1)
+                    if parts == 1:
+                        yield transform(x, length, axis, onesided=1)
+    for dtype in (F64, F16):
+        yield transform(rand((2, 6, 1), dtype), None, 1, may=dtype != F64)
+    for n in (5, 8, 12):  # spectra of real numbers, and halves of spectra that are of none
+        whole = np.fft.rfft(rand((2, n)))
+        spectrum = np.stack([whole.real, whole.imag], -1).astype(F32)
+        for length in (None, n, n + 2):
+            yield transform(spectrum, length, 1, may=True, inverse=1, onesided=1)
+            yield transform(rand((2, n, 2)), length, 1, may=True, inverse=1, onesided=1)

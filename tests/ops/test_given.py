@@ -48,7 +48,7 @@ def compiled(m: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
     made = kernelize(partition)
     assert not partition.left
     assert not made.refused
-    arrays = dict(feeds)
+    arrays = {v.name: c.numpy() for v, c in partition.loops.consts.items()} | feeds
     for call in made.calls.values():
         outs = run_kernel(call.kernel, [arrays[v.name] for v in call.inputs])
         arrays |= {v.name: a for v, a in zip(call.outputs, outs, strict=True)}

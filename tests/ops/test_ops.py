@@ -36,6 +36,7 @@ def opsets(op: Op) -> list[int]:
 NOT_IN_ONNXRUNTIME = {"Bernoulli": "no kernel; a random function"}
 # Samples of compiled entries that are declined on purpose even with static shapes: part of the reason.
 DECLINED = {
+    "DFT": ["half the"],
     "Det": ["of 4 x 4"],
     "Einsum": ["of 3 operands"],
     "MaxPool": ["Indices output"],
