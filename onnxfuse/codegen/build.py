@@ -91,6 +91,8 @@ _TRUNCATIONS = (
     (8, "avx", "llvm.x86.avx.cvtt.ps2dq.256"),
     (16, "avx512f", "llvm.x86.avx512.mask.cvttps2dq.512"),
 )
+# x * 2**n for whole n in f32, rounded once; likewise.
+_SCALINGS = ((16, "avx512f", "llvm.x86.avx512.mask.scalef.ps.512"),)
 _CURRENT_ROUNDING = 4
 
 
@@ -463,6 +465,15 @@ class Builder:
             return self.call(name, typ, [*xs, *masked])
 
         return self._by_parts(_TRUNCATIONS, (x,), one)
+
+    def scaled(self, x: ll.Value, n: ll.Value) -> ll.Value | None:
+        """F32 vectors times 2**n for whole n; None where no instruction does that."""
+
+        def one(name: str, args: Sequence[ll.Value]) -> ll.Value:
+            masked = [self.like(args[0], 0.0), self.const(I16, -1), self.const(I32, _CURRENT_ROUNDING)]
+            return self.call(name, args[0].type, [*args, *masked])
+
+        return self._by_parts(_SCALINGS, (x, n), one) if scalar_of(x.type) == F32 else None
 
     def _by_parts(
         self,

@@ -483,7 +483,7 @@ LOWER: dict[str, Lower] = {
     "max": _extreme(">"),
     "pow": _pow,
     "sqrt": _of_reals(_sqrt),
-    **{name: _of_reals(MATH[name]) for name in UNARY},
+    **{name: _of_reals(MATH[name]) for name in (*UNARY, "decay")},
     "floor": _rounding("floor"),
     "ceil": _rounding("ceil"),
     "rint": _rounding("roundeven"),

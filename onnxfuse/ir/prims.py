@@ -142,6 +142,7 @@ _ROWS = (
     _row("pow", 2, "same", _pow, 40),  # integers wrap; a negative exponent truncates (0, or +-1 for +-1)
     _row("sqrt", 1, "same", np.sqrt, 8),
     _row("exp", 1, "same", _f64(np.exp), 12),
+    _row("decay", 1, "same", _f64(np.exp), 12),  # exp of what is never above 0 (or is NaN): templates put it in
     _row("log", 1, "same", _f64(np.log), 12),
     _row("log1p", 1, "same", _f64(np.log1p), 14),
     _row("sin", 1, "same", _f64(np.sin), 16),

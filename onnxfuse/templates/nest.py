@@ -348,9 +348,24 @@ def _share_division(nest: Nest) -> Nest:
                     part = part * load(st.target, (), DType.F32)
                 products[e] = part
         stages += [Step((), (st,)) for stores in factors.values() for st in stores]
-        stages.append(_map_stage(stage, partial(substitute, mapping=products), lambda _: True) if products else stage)
+        shared = _turned(stage, products)
+        stages.append(_turned(shared, _decays(shared, known)))
         _learn(known, stage)
     return replace(nest, stages=tuple(stages))
+
+
+def _turned(stage: Step, mapping: Mapping[Expr, Expr]) -> Step:
+    return _map_stage(stage, partial(substitute, mapping=mapping), lambda _: True) if mapping else stage
+
+
+def _decays(stage: Step, known: _Known) -> dict[Expr, Expr]:
+    """Every exponential of something less the maximum over all of it, as the function that may count on that."""
+    axes = stage.axes if stage.reduce is None else stage.reduce.axes
+    return {
+        e: apply("decay", e.args[0])
+        for e in walk(*stage_roots(stage))
+        if isinstance(e, Apply) and e.prim.name == "exp" and _below_zero(known, axes, e.args[0])
+    }
 
 
 def _learn(known: _Known, stage: Step) -> None:
@@ -365,19 +380,19 @@ def _learn(known: _Known, stage: Step) -> None:
     if reduce.combine.name == "add" and isinstance(body, Apply) and body.prim.name == "exp":
         places = {st.target for st in stage.side if st.value == body}
         known.sums |= dict.fromkeys(left, places)
-        if _below_zero(known, reduce, body.args[0]):
+        if _below_zero(known, reduce.axes, body.args[0]):
             known.ordinary |= set(left)
 
 
-def _below_zero(known: _Known, reduce: Reduce, e: Expr) -> bool:
-    """`e` is x - max(x): never above 0, and 0 somewhere in the loop (or NaN)."""
-    if not isinstance(e, Apply) or e.prim.name != "sub" or e.args[1] not in known.tops or len(reduce.axes) != 1:
+def _below_zero(known: _Known, axes: tuple[Axis, ...], e: Expr) -> bool:
+    """`e` is x - max(x): never above 0, and 0 somewhere in the loop over the axes (or NaN)."""
+    if not isinstance(e, Apply) or e.prim.name != "sub" or e.args[1] not in known.tops or len(axes) != 1:
         return False
     x, top = e.args
     loop = known.tops[top]
-    if len(loop.axes) != 1 or not same(loop.axes[0].extent, reduce.axes[0].extent):
+    if len(loop.axes) != 1 or not same(loop.axes[0].extent, axes[0].extent):
         return False
-    return substitute(known.bodies[top], {var(loop.axes[0]): var(reduce.axes[0])}) == x
+    return substitute(known.bodies[top], {var(loop.axes[0]): var(axes[0])}) == x
 
 
 def _is_share(e: Apply, known: _Known) -> bool:

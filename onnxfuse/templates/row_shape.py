@@ -25,7 +25,7 @@ FUNCTION = 12  # cost from which a primitive is a function rather than an instru
 BLOCK = 8192  # elements of the vector axis in one unit, where a point of it is little work ...
 NARROW = 64  # ... and where it is a whole column
 SUNK = 4  # points that make it worth to compute places once for all of them
-NATIVE = ("exp", "log", "log1p", "tanh", "erf")  # functions that run in f32
+NATIVE = ("exp", "decay", "log", "log1p", "tanh", "erf")  # functions that run in f32
 
 # ---- choosing a shape ----
 

@@ -21,11 +21,11 @@ INTS = (DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16, DType.U3
 ALL = (*FLOATS, *HALVES, *INTS, DType.BOOL)
 
 COMPARE = {"eq", "ne", "lt", "le"}
-FLOAT_ONLY = {"div", "sqrt", "floor", "ceil", "rint", "trunc", "copysign", "isnan", "isinf", *UNARY}
+FLOAT_ONLY = {"div", "sqrt", "floor", "ceil", "rint", "trunc", "copysign", "isnan", "isinf", "decay", *UNARY}
 INT_ONLY = {"idiv", "floordiv", "mod", "bitand", "bitor", "bitxor", "bitnot", "shl", "shr", "bcast", "bdim"}
 HALF_TOO = {"neg", "abs", "copysign", "min", "max", "isnan", "isinf", "where", *COMPARE}
 LOGIC = {"and", "or", "xor", "not"}
-APART = {"cast", "bits", "pow", "where", *UNARY}  # tested on their own
+APART = {"cast", "bits", "pow", "where", "decay", *UNARY}  # tested on their own
 
 
 def dtypes_of(name: str) -> tuple[DType, ...]:
@@ -210,7 +210,7 @@ def test_no_target_needs_a_library_call(target):
     """Compile only: this host need not run it. `lower_all` refuses undefined symbols."""
     pieces = {}
     for name in PRIMS:
-        for dtype in (DType.F32, DType.F64) if name in UNARY or name == "pow" else dtypes_of(name):
+        for dtype in (DType.F32, DType.F64) if name in UNARY or name in ("decay", "pow") else dtypes_of(name):
             if name in ("cast", "where"):
                 continue
             dst = DType.BOOL if PRIMS[name].rule in ("bool", "logic") else dtype

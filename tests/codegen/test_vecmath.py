@@ -144,5 +144,17 @@ def test_pow_error_and_special_cases(target, dtype, rng):
         check("pow", got, exact, limit, x)
 
 
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
+@pytest.mark.parametrize("target", MACHINES)
+def test_decay_has_the_bits_of_exp_wherever_it_may_be_used(target, dtype, rng):
+    x = patterns(STEP + 5) if dtype is DType.F32 else f64_samples(rng, 16_000)
+    x = np.where(x > 0, -x, x)
+    with np.errstate(all="ignore"):
+        got, want = (both_widths(target, name, [x], dtype) for name in ("decay", "exp"))
+    assert np.array_equal(got, want, equal_nan=True)
+    assert (got[x == -math.inf] == 0).all()
+    assert np.isnan(got[np.isnan(x)]).all()
+
+
 def test_every_function_states_its_error():
-    assert set(MATH) == set(MAX_ULP) == {*UNARY, "pow", "sigmoid"}
+    assert set(MATH) == set(MAX_ULP) == {*UNARY, "decay", "pow", "sigmoid"}

@@ -12,7 +12,7 @@ from onnxfuse.codegen.generate import emit_module
 from onnxfuse.codegen.object import compile_module
 from onnxfuse.ir import interp
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, acc, apply, cast, i64, lit, load, loads, sym, var, where
+from onnxfuse.ir.expr import Apply, Expr, acc, apply, cast, i64, lit, load, loads, sym, var, walk, where
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.kernel import DimBinding, Kernel, Local, Stage, Store
 from onnxfuse.ir.loops import Axis, Reduce
@@ -368,6 +368,13 @@ def test_private_rows_too_long_for_the_stack_use_scratch(target, rng):
 def test_exp_and_sum_of_a_softmax_are_one_pass():
     stages = tidy(softmax(3, 40)).stages
     assert [len(s.side) for s in stages] == [0, 1, 0, 0]  # the third finds the reciprocal
+
+
+def test_exponentials_of_a_softmax_are_known_not_to_grow():
+    roots = [r for s in tidy(softmax(N, M, None)).stages for r in stage_roots(s)]
+    used = {e.prim.name for e in walk(*roots) if isinstance(e, Apply)}
+    assert "decay" in used
+    assert "exp" not in used
 
 
 def test_a_long_softmax_keeps_its_exponentials_in_the_output():

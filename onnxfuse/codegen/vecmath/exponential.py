@@ -1,4 +1,4 @@
-"""exp, log, log1p, pow, the logistic function."""
+"""exp (and exp of what is never above 0), log, log1p, pow, the logistic function."""
 
 from __future__ import annotations
 
@@ -45,14 +45,22 @@ def exp_core(x: Num, low: Num | None = None, bias: int = 0) -> Num:
     # Past these the result is 0 or inf even with the bias.
     c = x.at_most(90.0 if x.single else 712.0).at_least(-105.0 if x.single else -748.0)
     n, power = _power(c, 2 * exp0 + bias)
-    hi, lo = LN2_F32 if x.single else LN2_F64
-    r = n.fma(-lo, n.fma(-hi, c))
+    r = _rest(c, n)
     if low is not None:
         r = r + low
+    made = None if bias else build.scaled((_exp_fraction(r) + 1.0).reg, n.reg)
+    if made is not None:
+        return x.new(made)
     large = b.icmp_signed("<", power, build.const(x.int_type, 0))  # n >= 2 - bias reaches the sign bit
     step = x.pick(large, 2.0**half, 2.0**-half)
     s = x.from_bits(b.sub(power, step.bits()))
     return s.fma(_exp_fraction(r), s) * step
+
+
+def _rest(x: Num, n: Num) -> Num:
+    """X - n ln 2, of which the larger part is exact."""
+    hi, lo = LN2_F32 if x.single else LN2_F64
+    return n.fma(-lo, n.fma(-hi, x))
 
 
 def tame_expm1(x: Num) -> Num:
@@ -67,6 +75,15 @@ def exp(x: Num) -> Num:
     return exp_core(x)
 
 
+def decay(x: Num) -> Num:
+    """exp(x) for x that is never above 0 (or is NaN): the same bits for less, since one bound and one scaling do."""
+    exp0, half = (127, 64) if x.single else (1023, 512)
+    c = x.at_least(-105.0 if x.single else -748.0)
+    n, power = _power(c, exp0 + half)
+    s = x.from_bits(power)
+    return s.fma(_exp_fraction(_rest(c, n)), s) * 2.0**-half
+
+
 def sigmoid(x: Num) -> Num:
     """1/(1 + exp(-x)) as one function: 1 + e forgives a tiny e, so one scaling does, and it merges with the sum.
 
@@ -76,9 +93,8 @@ def sigmoid(x: Num) -> Num:
     # Below these the sum is 1, above them infinite.
     c = (-x).at_most(105.0 if x.single else 748.0).at_least(-30.0 if x.single else -50.0)
     n, power = _power(c, exp0 - half)
-    hi, lo = LN2_F32 if x.single else LN2_F64
     s = x.from_bits(power)
-    e = s.fma(_exp_fraction(n.fma(-lo, n.fma(-hi, c))), s)
+    e = s.fma(_exp_fraction(_rest(c, n)), s)
     return 1.0 / e.fma(2.0**half, 1.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from onnxfuse.codegen.build import F32, F64, Builder, Reg, lanes_of, scalar_of, vec
-from onnxfuse.codegen.vecmath.exponential import exp, log, log1p, pow, sigmoid
+from onnxfuse.codegen.vecmath.exponential import decay, exp, log, log1p, pow, sigmoid
 from onnxfuse.codegen.vecmath.hyperbolic import acosh, asinh, atanh, cosh, erf, sinh, tanh
 from onnxfuse.codegen.vecmath.number import Num
 from onnxfuse.codegen.vecmath.trigonometric import acos, asin, atan, cos, sin, tan
@@ -16,10 +16,10 @@ UNARY = (
 )  # fmt: skip
 # Largest error in ULP of the result: (f32, f64). With FMA; targets without it may add half an ULP.
 MAX_ULP: dict[str, tuple[float, float]] = {
-    "exp": (1.5, 2.0), "log": (1.5, 2.0), "log1p": (2.0, 3.0), "sin": (1.0, 2.0), "cos": (1.0, 2.0), "tan": (1.0, 4.0),
-    "asin": (1.0, 3.0), "acos": (1.0, 3.0), "atan": (1.0, 2.0), "sinh": (1.0, 4.0), "cosh": (1.0, 3.0),
-    "tanh": (3.0, 4.0), "asinh": (1.0, 4.0), "acosh": (1.0, 4.0), "atanh": (1.0, 4.0), "erf": (2.5, 3.0),
-    "pow": (1.0, 4.0), "sigmoid": (2.5, 3.0),
+    "exp": (1.5, 2.0), "decay": (1.5, 2.0), "log": (1.5, 2.0), "log1p": (2.0, 3.0), "sin": (1.0, 2.0),
+    "cos": (1.0, 2.0), "tan": (1.0, 4.0), "asin": (1.0, 3.0), "acos": (1.0, 3.0), "atan": (1.0, 2.0),
+    "sinh": (1.0, 4.0), "cosh": (1.0, 3.0), "tanh": (3.0, 4.0), "asinh": (1.0, 4.0), "acosh": (1.0, 4.0),
+    "atanh": (1.0, 4.0), "erf": (2.5, 3.0), "pow": (1.0, 4.0), "sigmoid": (2.5, 3.0),
 }  # fmt: skip
 
 
@@ -50,6 +50,7 @@ def _widened(fn: Callable[..., Num], aware: bool = False) -> MathFn:
 
 MATH: dict[str, MathFn] = {
     "exp": _native(exp),
+    "decay": _native(decay),
     "log": _native(log),
     "log1p": _native(log1p),
     "sin": _widened(sin, aware=True),
