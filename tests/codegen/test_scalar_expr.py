@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from onnxfuse.codegen.build import F32, PTR, VOID, Builder
-from onnxfuse.codegen.scalar_expr import Buffer, Env, affine, emit_expr, emit_store, flat_index, in_range, sigmoid_of
+from onnxfuse.codegen.scalar_expr import (
+    Buffer,
+    Env,
+    affine,
+    emit_expr,
+    emit_store,
+    flat_index,
+    gelu_of,
+    in_range,
+    sigmoid_of,
+)
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, apply, cast, i64, lit, load, sym, var, where
 from onnxfuse.ir.graph import Value
@@ -155,3 +165,23 @@ def test_the_sigmoid_is_recognised_and_nothing_else():
         one + e,
     ):
         assert sigmoid_of(other) is None
+
+
+def test_the_gelu_is_recognised_in_every_order_and_nothing_else():
+    x, y = (cast(sym(n), DType.F32) for n in "xy")
+    x = x + y  # itself a sum
+    f = lambda v: lit(v, DType.F32)  # noqa: E731
+    half, part = f(0.5), x / f(1.4142135)
+    total = apply("erf", part) + f(1.0)
+    spellings = [x * half * total, half * (x * total), x * (total * half), total * x * half]
+    spellings += [x * (f(1.0) + apply("erf", x * f(0.70710677))) * half]
+    assert all(gelu_of(e) is x for e in spellings)
+    for other in (
+        y * half * total,
+        x * f(0.25) * total,
+        x * half * (apply("erf", x / f(1.41)) + f(1.0)),
+        x * half * (apply("erf", f(1.4142135) / x) + f(1.0)),
+        x * half * (apply("tanh", part) + f(1.0)),
+        x * total,
+    ):
+        assert gelu_of(other) is None

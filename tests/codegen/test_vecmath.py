@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from onnxfuse.codegen.vecmath.table import MATH, MAX_ULP, UNARY
+from onnxfuse.codegen.vecmath.table import GELU_ERROR, MATH, MAX_ULP, UNARY
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.target import Target
 from tests.codegen.machines import MACHINES, Scrap, lower_all
@@ -156,5 +156,23 @@ def test_decay_has_the_bits_of_exp_wherever_it_may_be_used(target, dtype, rng):
     assert np.isnan(got[np.isnan(x)]).all()
 
 
+@pytest.mark.parametrize("target", MACHINES)
+def test_gelu_keeps_its_error_and_the_special_values_of_its_parts(target):
+    x = patterns(STEP + 3)
+    with np.errstate(all="ignore"):
+        got = both_widths(target, "gelu", [x], DType.F32)
+        wide = np.where(np.isnan(x), 0, x).astype(np.float64)
+        exact = wide * (0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-wide / math.sqrt(2)))
+    nan = np.isnan(x) | (x == -math.inf)  # -inf * (1 - 1)
+    assert np.array_equal(np.isnan(got), nan)
+    assert (got[x == math.inf] == math.inf).all()
+    assert np.array_equal(np.signbit(got[~nan]), np.signbit(x[~nan]))
+    plain = np.isfinite(x)
+    error, room = np.abs(got[plain] - exact[plain]), GELU_ERROR * np.abs(wide[plain]) + 2.0**-149
+    assert (error <= room).all(), x[plain][(error / room).argmax()]
+    near = plain & (x < 0) & (x > -3)
+    assert np.allclose(got[near], exact[near], rtol=4e-6, atol=2.0**-149)  # 1 + erf is off by ten times that
+
+
 def test_every_function_states_its_error():
-    assert set(MATH) == set(MAX_ULP) == {*UNARY, "decay", "pow", "sigmoid"}
+    assert set(MATH) == set(MAX_ULP) | {"gelu"} == {*UNARY, "decay", "pow", "sigmoid", "gelu"}

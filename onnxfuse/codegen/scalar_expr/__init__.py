@@ -8,13 +8,14 @@ that is not taken never touch memory, unless their index is provably in range: t
 Every expression is emitted once per guard scope, so DAG-shaped bodies stay small.
 """
 
-from onnxfuse.codegen.scalar_expr.emit import address, emit_dim, emit_expr, emit_store, literal, sigmoid_of
+from onnxfuse.codegen.scalar_expr.emit import address, emit_dim, emit_expr, emit_store, literal
 from onnxfuse.codegen.scalar_expr.env import Buffer, Env
+from onnxfuse.codegen.scalar_expr.functions import gelu_of, sigmoid_of
 from onnxfuse.codegen.scalar_expr.joins import join_parts, runs
 from onnxfuse.codegen.scalar_expr.offsets import affine, flat_index, in_range
 from onnxfuse.codegen.scalar_expr.params import contiguous, open_kernel
 
 __all__ = [
-    "Buffer", "Env", "address", "affine", "contiguous", "emit_dim", "emit_expr", "emit_store", "flat_index", "in_range",
-    "join_parts", "literal", "open_kernel", "runs", "sigmoid_of",
+    "Buffer", "Env", "address", "affine", "contiguous", "emit_dim", "emit_expr", "emit_store", "flat_index",
+    "gelu_of", "in_range", "join_parts", "literal", "open_kernel", "runs", "sigmoid_of",
 ]  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from llvmlite import ir
 
@@ -11,6 +9,7 @@ from onnxfuse.codegen.build import Builder, Index, lanes_of, reg_type
 from onnxfuse.codegen.prims import lower
 from onnxfuse.codegen.scalar_expr.access import both, load_at, store_at
 from onnxfuse.codegen.scalar_expr.env import Env, Scope
+from onnxfuse.codegen.scalar_expr.functions import whole_function
 from onnxfuse.codegen.scalar_expr.joins import is_join, join_operands, joined_address, load_joined
 from onnxfuse.codegen.scalar_expr.offsets import constant_step, guarded, path_of, path_of_load, strides_of
 from onnxfuse.codegen.vecmath.table import MATH
@@ -76,9 +75,9 @@ def _missing(build: Builder, env: Env, e: Expr, scope: Scope) -> list[tuple[Expr
         return [(x, scope) for x in wanted if scope.find(x) is None]
     if not isinstance(e, Apply):
         return []
-    inner = sigmoid_of(e)
-    if inner is not None:
-        return [(inner, scope)] if scope.find(inner) is None else []
+    whole = whole_function(e)
+    if whole is not None:
+        return [(whole[1], scope)] if scope.find(whole[1]) is None else []
     if e.prim.name != "where":
         return [(a, scope) for a in e.args if scope.find(a) is None]
     if is_join(env, e):
@@ -135,31 +134,12 @@ def _variable(build: Builder, env: Env, e: Var) -> ir.Value:
     return build.ir.add(build.splat(base, env.lanes), build.iota(env.lanes))
 
 
-@lru_cache(maxsize=4096)
-def sigmoid_of(e: Apply) -> Expr | None:
-    """The x of an `e` that is 1/(1 + exp(-x)), which vecmath has in one piece; else None."""
-    if e.prim.name != "div" or e.dtype not in (DType.F32, DType.F64) or not _is_one(e.args[0]):
-        return None
-    total = e.args[1]
-    if not isinstance(total, Apply) or total.prim.name != "add" or not any(map(_is_one, total.args)):
-        return None
-    power = total.args[1] if _is_one(total.args[0]) else total.args[0]
-    if not isinstance(power, Apply) or power.prim.name != "exp":
-        return None
-    minus = power.args[0]
-    return minus.args[0] if isinstance(minus, Apply) and minus.prim.name == "neg" else None
-
-
-def _is_one(e: Expr) -> bool:
-    return isinstance(e, Lit) and e.value == 1
-
-
 def _apply(build: Builder, env: Env, e: Apply, scope: Scope) -> ir.Value:
-    inner = sigmoid_of(e)
-    if inner is not None:
-        x = scope.find(inner)
+    whole = whole_function(e)
+    if whole is not None:
+        x = scope.find(whole[1])
         assert x is not None
-        return MATH["sigmoid"](build, x)
+        return MATH[whole[0]](build, x)
     if e.prim.name == "where":
         if is_join(env, e):
             return load_joined(build, env, e, scope)

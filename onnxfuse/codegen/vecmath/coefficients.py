@@ -2,7 +2,8 @@
 
 Coefficients: interpolation at Chebyshev nodes, in 60 digits (mpmath), of the functions given beside each table, on the
 interval given there; then rounded to double. Interpolants are within a few per cent of minimax at these degrees.
-ERF_F32 is a minimax fit (Lawson's iteration) of the error of erf itself.
+ERF_F32 is a minimax fit (Lawson's iteration) of the error of erf itself, EXP2_F32 of the error relative to 2**r,
+NORMAL_F32 (linear programming) of the error of Phi itself, relative to Phi where that is smaller than 1e-7.
 """
 
 from __future__ import annotations
@@ -41,6 +42,15 @@ TANH_F64 = (
 ERF_F32 = (
     -0.1283791716112748, -0.6366193819680726, -0.10277783049629952, 0.01915306387369417, 0.00016039609968324098,
     -0.0016670274803127771, 0.0006328368600799772, -0.00011764127156105308, 9.256265087964621e-06,
+)  # fmt: skip
+# (2**r - 1)/r on +-0.5
+EXP2_F32 = (
+    0.6931469775991749, 0.24022242085377676, 0.055507337432278564, 0.009671512639525036, 0.0013264727205986608,
+)  # fmt: skip
+# (log2(Phi(-a)) + 1)/a on [0, 5.9], and falling from there on; Phi is off by 2.4e-8
+NORMAL_F32 = (
+    -1.1511067942334974, -0.4591919295539332, -0.052550737437132025, 0.007147534281406019, -0.00020424945099568623,
+    -0.00015741733755595622, 3.318252579677751e-05, -2.3087268268190713e-06,
 )  # fmt: skip
 # erf(x)/x - 1 of z = x^2 on [0, 1]
 ERF_F64 = (

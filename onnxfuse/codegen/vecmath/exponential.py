@@ -6,6 +6,7 @@ import math
 
 from onnxfuse.codegen.build import Reg
 from onnxfuse.codegen.vecmath.coefficients import (
+    EXP2_F32,
     EXP_F32,
     EXP_F64,
     LN2,
@@ -22,9 +23,13 @@ from onnxfuse.codegen.vecmath.number import Num, pairs, poly, two_prod, two_sum
 
 def _power(x: Num, bias: int) -> tuple[Num, Reg]:
     """(n, bits): n = x/ln 2 rounded to an integer; n + bias where a float has its exponent."""
+    return _rounded(x, LOG2E, bias)
+
+
+def _rounded(x: Num, scale: float, bias: int) -> tuple[Num, Reg]:
     mant = 23 if x.single else 52
     magic = 1.5 * 2.0**mant + bias
-    t = x.fma(LOG2E, magic)
+    t = x + magic if scale == 1.0 else x.fma(scale, magic)
     # Of the bits of t, the shift leaves n + bias alone.
     return t - magic, x.build.ir.shl(t.bits(), x.build.const(x.int_type, mant))
 
@@ -96,6 +101,14 @@ def sigmoid(x: Num) -> Num:
     s = x.from_bits(power)
     e = s.fma(_exp_fraction(_rest(c, n)), s)
     return 1.0 / e.fma(2.0**half, 1.0)
+
+
+def small_exp2(x: Num) -> Num:
+    """2**x for x <= -1, 0 from -127 on, off by 1e-7 of it: f32; NaN stays."""
+    c = x.at_least(-127.0)
+    n, power = _rounded(c, 1.0, 127)
+    r = c - n
+    return x.from_bits(power) * r.fma(poly(r, EXP2_F32), 1.0)
 
 
 def decompose(x: Num) -> tuple[Num, Num]:

@@ -1,11 +1,11 @@
-"""sinh, cosh, tanh and their inverses; erf."""
+"""sinh, cosh, tanh and their inverses; erf and what is made of it."""
 
 from __future__ import annotations
 
 import math
 
-from onnxfuse.codegen.vecmath.coefficients import ERF_F32, ERF_F64, ERF_TAIL_F64, SINH, TANH_F64
-from onnxfuse.codegen.vecmath.exponential import decompose, exp_core, log1p, log_core, tame_expm1
+from onnxfuse.codegen.vecmath.coefficients import ERF_F32, ERF_F64, ERF_TAIL_F64, NORMAL_F32, SINH, TANH_F64
+from onnxfuse.codegen.vecmath.exponential import decompose, exp_core, log1p, log_core, small_exp2, tame_expm1
 from onnxfuse.codegen.vecmath.number import Num, pairs, poly
 
 
@@ -32,6 +32,15 @@ def erf(x: Num) -> Num:
     u = (t - 2.0) / (t + 2.0)
     big = 1.0 - exp_core(-(t * t)) * poly(u, ERF_TAIL_F64)
     return x.pick(a.lt(1.0), small, big.sign_of(x))
+
+
+def gelu(x: Num) -> Num:
+    """X Phi(x), Phi(x) = (1 + erf(x / sqrt(2)))/2, as one function: one power of two, and no cancellation below 0."""
+    if not x.single:
+        return (0.5 * x) * (erf(x * math.sqrt(0.5)) + 1.0)
+    a = x.abs()
+    below = small_exp2(a.fma(poly(a, NORMAL_F32), -1.0))  # Phi(-a)
+    return x * x.pick(x.lt(0.0), below, 1.0 - below)
 
 
 def sinh(x: Num) -> Num:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from onnxfuse.codegen.build import F32, F64, Builder, Reg, lanes_of, scalar_of, vec
 from onnxfuse.codegen.vecmath.exponential import decay, exp, log, log1p, pow, sigmoid
-from onnxfuse.codegen.vecmath.hyperbolic import acosh, asinh, atanh, cosh, erf, sinh, tanh
+from onnxfuse.codegen.vecmath.hyperbolic import acosh, asinh, atanh, cosh, erf, gelu, sinh, tanh
 from onnxfuse.codegen.vecmath.number import Num
 from onnxfuse.codegen.vecmath.trigonometric import acos, asin, atan, cos, sin, tan
 
@@ -22,6 +22,7 @@ MAX_ULP: dict[str, tuple[float, float]] = {
     "atanh": (1.0, 4.0), "erf": (2.5, 3.0), "pow": (1.0, 4.0), "sigmoid": (2.5, 3.0),
 }  # fmt: skip
 
+GELU_ERROR = 2.5 * 2.0**-24  # of gelu in f32, relative to its argument
 
 MathFn = Callable[..., Reg]
 
@@ -68,4 +69,5 @@ MATH: dict[str, MathFn] = {
     "erf": _native(erf),
     "pow": _widened(pow, aware=True),
     "sigmoid": _native(sigmoid),  # no primitive: 1/(1 + exp(-x))
+    "gelu": _native(gelu),  # no primitive: x/2 (1 + erf(x/sqrt(2)))
 }
