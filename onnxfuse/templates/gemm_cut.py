@@ -15,6 +15,7 @@ REREAD = 0.4  # reading a row of tiles of a again, for another block of columns:
 STEP_SECONDS = 1.8e-9  # one step of k of a full tile: measured, 6 x 16
 TASK_SECONDS = 3e-6  # handing a task to a thread
 SHARERS = 8  # columns of units from which each packs for itself
+NARROW = 0.5  # vectors that a narrower tile costs beside its own: measured, one of two is 0.6 of both
 MOST = 64  # blocks in one direction that are looked at
 
 
@@ -94,12 +95,13 @@ def tasks_of(units: int, most: int, cores: int) -> int:
 
 
 def _panels(p: Product, first: int, count: int) -> float:
-    """Panels `first` .. of a block; a last one of at most a vector counts less (Design.is_thin)."""
+    """Panels `first` .. of a block; a last one that is not full counts less (Design.widths, Design.is_thin)."""
     cols = min(p.n - first * p.tile.nr, count * p.tile.nr)
     whole, rest = divmod(cols, p.tile.nr)
     if rest <= max(2, p.tile.lanes // 2):
         return whole + 0.1 * rest
-    return whole + (0.6 if rest <= p.tile.lanes else 1.0)
+    vectors = -(-rest // p.tile.lanes)
+    return whole + (vectors + NARROW) / (p.tile.nv + NARROW)
 
 
 def _tiles(p: Product, first: int, count: int) -> float:

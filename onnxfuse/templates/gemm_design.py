@@ -17,6 +17,7 @@ from onnxfuse.target import Target
 from onnxfuse.templates.microkernel import Tile, tile_for
 
 FEW_ROWS = 4  # products bound by reading b
+SHALLOW = 128  # depth up to which a product may be bound by what it writes
 STREAM_COST = 8  # cost of operations on b up to which a tile evaluates it while it multiplies
 
 
@@ -56,6 +57,7 @@ class Design:
     taps: int = 1  # blocks of K hold whole channels of so many taps
     shared: bool | None = False  # blocks of b are packed once, by phase 0 (None: known at run time)
     cores: int = 8  # to keep busy
+    kept: bool = False  # PANEL: all panels of a block stay packed, and tiles follow each other along the rows
 
     @property
     def cuts(self) -> bool:
@@ -70,18 +72,18 @@ class Design:
     @property
     def rows_outer(self) -> bool:
         """Tiles follow each other along the rows of the output, the order in which b lies in memory."""
-        return self.b in (Access.DIRECT, Access.DOT)
+        return self.kept or self.b in (Access.DIRECT, Access.DOT)
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Columns of the micro-kernels that can occur, the widest first; see `is_thin`."""
         t, n = self.tile, self.c.cols.extent
-        full, rest = divmod(n, t.nr) if isinstance(n, int) else (1, 0)
+        partial = range(t.nr - t.lanes, 0, -t.lanes)
         if not isinstance(n, int):
-            thin = [w for w in (8, 4, 2, 1) if self.is_thin(w)]
-            return (t.nr, *([t.lanes] if t.nv > 1 else []), *thin)
-        narrow = [] if not 0 < rest <= t.lanes else [rest if self.is_thin(rest) else t.lanes]
-        return (*([t.nr] if full or rest > t.lanes else []), *narrow)
+            return (t.nr, *partial, *(w for w in (8, 4, 2, 1) if self.is_thin(w)))
+        full, rest = divmod(n, t.nr)
+        narrow = rest if self.is_thin(rest) else -(-rest // t.lanes) * t.lanes
+        return tuple(dict.fromkeys((*([t.nr] if full else []), *([narrow] if rest else []))))
 
     def is_thin(self, width: int) -> bool:
         """So few columns that a tile costs less with the rows of packed panels of a in the lanes."""
@@ -128,7 +130,9 @@ class Design:
         """Elements of scratch for b: the block, or the last panel of an operand read in place."""
         if self.b is Access.CONST or (self.packs_b and self.shared):
             return 0
-        return self.block_size if self.packs_b else (self.kc + self.tile.lanes) * self.tile.nr
+        if self.packs_b:
+            return self.block_size
+        return (self.kc + self.tile.lanes) * (self.nc if self.kept else self.tile.nr)
 
     @property
     def a_size(self) -> int:
@@ -158,12 +162,15 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     if b is Access.TRANSPOSE and a is Access.DIRECT and _few(c.rows.extent) and tile.lanes > 1:
         b, tile = Access.DOT, replace(tile, nv=1)
     kc, nc, mc, ms = _limits(a, b, c.rows.extent, c.depth)
+    kept = False
     if b is Access.PANEL:
         if isinstance(c.depth, int) and c.depth <= kc:
             kc, nc, mc = c.depth, 4 * nc, 2 * mc
+            kept = a is Access.CONST and _writes_most(c, target)
+            nc = min(nc, target.l2 // 2 // 4 // max(1, kc)) if kept else nc
         elif isinstance(c.cols.extent, int):  # tiles at rest: the fewer columns, the more rows
             mc = max(mc, min(1024, mc * nc // max(tile.nr, c.cols.extent)))
-        ms = min(mc, target.l2 // 2 // 4 // max(1, kc))
+        ms = mc if kept else min(mc, target.l2 // 2 // 4 // max(1, kc))
     scale = 4 / c.acc.bytes
     kc = int(kc * scale)
     nc = -(-int(nc * scale) // tile.nr) * tile.nr
@@ -175,7 +182,15 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     if isinstance(c.depth, int):
         blocks = max(1, -(-c.depth // kc))
         kc = max(1, -(-c.depth // taps // blocks)) * taps
-    return Design(c, tile, a, b, kc, nc, mc, ms, taps, cores=target.cores)
+    return Design(c, tile, a, b, kc, nc, mc, ms, taps, cores=target.cores, kept=kept)
+
+
+def _writes_most(c: Contraction, target: Target) -> bool:
+    """Bound by what it writes, more than L2 holds: whole lines of it are worth reading the panels of b from L2 for."""
+    rows, depth, cols = c.rows.extent, c.depth, c.cols.extent
+    if not (isinstance(rows, int) and isinstance(depth, int) and depth <= SHALLOW and rows >= 2 * depth):
+        return False
+    return not isinstance(cols, int) or rows * cols * c.acc.bytes > target.l2
 
 
 def _few(rows: Dim) -> bool:

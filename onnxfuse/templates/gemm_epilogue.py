@@ -23,15 +23,18 @@ def short(d: Design) -> bool:
 def touch_tile(build: Builder, u: Unit, d: Design, i: Index, j: Index) -> None:
     """Ask for the lines that the epilogue of a full tile reads and writes, while its sums are still being made.
 
-    Of the elements of a row the last is asked for: the line of the first one came with the tile to the left.
+    Of the elements of a row the last of every line is asked for: the line of the first one came with the tile to the
+    left.
     """
     column = d.c.cols.axis
     assert column is not None
     streams = _streams(u.env, d)
     for r in range(d.tile.mr):
-        place = _row(build, u, d, i, r).at({column: build.i64(build.add(j, d.tile.nr - 1))})
-        for base, flat, typ in streams:
-            build.prefetch(build.offset(base, emit_expr(build, place, flat), typ))
+        row = _row(build, u, d, i, r)
+        for last in d.tile.line_ends:
+            place = row.at({column: build.i64(build.add(j, last))})
+            for base, flat, typ in streams:
+                build.prefetch(build.offset(base, emit_expr(build, place, flat), typ))
 
 
 def _streams(env: Env, d: Design) -> list[tuple[Reg, Expr, Type]]:

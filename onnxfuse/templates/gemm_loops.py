@@ -149,7 +149,7 @@ def run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None,
                 with _in_registers(build, u, d, place):
                     if d.b is Access.PANEL and block is not None:
                         with build.if_then(first):
-                            pack_panel(build, u, block, (j, cols), (k0, kc))
+                            pack_panel(build, u, d, block, (j, cols), (k0, kc))
                     _call_tiles(build, d, tiles, tile, panel, rows, cols, kc, at, start)
                     if short(d):
                         with build.if_then(done):

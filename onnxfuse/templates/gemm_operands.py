@@ -165,7 +165,7 @@ def b_panel(
         at = build.add(build.mul(j, u.split.k), build.mul(k0, d.tile.nr))
         return replace(b, base=build.offset(b.base, at, d.tile.b_typ))
     if d.b is Access.PANEL:
-        return b
+        return replace(b, base=panel_home(build, u, d, j))
     if d.b not in (Access.DIRECT, Access.DOT):
         return replace(b, base=build.offset(b.base, build.sub(j, u.n0), d.typ))
     at = _shift(build, d, b, j, k0)
@@ -183,21 +183,31 @@ def b_panel(
     return replace(b, base=base, step=build.ir.select(partial, build.i64(width), build.i64(b.step)))
 
 
-def pack_panel(build: Builder, u: Unit, block: Function, col: tuple[Index, Index], depth: tuple[Index, Index]) -> None:
+def panel_home(build: Builder, u: Unit, d: Design, j: Index) -> Reg:
+    """Where the panel that begins at column j is packed."""
+    if not d.kept:
+        return u.scratch_b
+    return build.offset(u.scratch_b, build.mul(build.sub(j, u.n0), d.kc + d.tile.lanes), d.typ)
+
+
+def pack_panel(
+    build: Builder, u: Unit, d: Design, block: Function, col: tuple[Index, Index], depth: tuple[Index, Index]
+) -> None:
     """One panel of b into scratch, of any width."""
     j, cols = col
     place = (u.point, j, build.add(j, cols), *depth)
-    build.ir.call(block, [u.env_ptr, u.bufs, u.lifted, *(build.i64(x) for x in place), u.scratch_b])
+    build.ir.call(block, [u.env_ptr, u.bufs, u.lifted, *(build.i64(x) for x in place), panel_home(build, u, d, j)])
 
 
 def panel_reader(build: Builder, u: Unit, d: Design, j: Index, k0: Index) -> Callable[[Index], list[Reg]]:
     """Reads the columns of a full panel at a step of k, and packs them.
 
-    It asks for the last element that the next panel reads: the line of its first one comes with this panel.
+    It asks for the lines that the next panel reads: that of its first element comes with this panel.
     """
     c, lanes = d.c, d.tile.lanes
     x = c.cols.axis
     assert x is not None
+    home = panel_home(build, u, d, j)
 
     def read(k: Index) -> list[Reg]:
         row = build.add(k0, k)
@@ -207,12 +217,13 @@ def panel_reader(build: Builder, u: Unit, d: Design, j: Index, k0: Index) -> Cal
         for v in range(0, d.tile.nr, lanes):
             here = env.at({x: build.i64(build.add(j, v))}, bound=_vectors(build, joined, v, lanes)).vector(x, lanes)
             out.append(build.widen(emit_expr(build, here, c.b), lanes))
-            build.store(out[-1], build.offset(u.scratch_b, build.add(build.mul(k, d.tile.nr), v), d.typ))
-        ahead = 2 * d.tile.nr - 1
-        there = env.at({x: build.i64(build.add(j, ahead))}).vector(x, lanes)
-        for e in runs(there, c.b):
-            at = build.offset(joined[e], ahead, mem_type(e.dtype)) if e in joined else address(build, there, e)
-            build.prefetch(at, locality=2)
+            build.store(out[-1], build.offset(home, build.add(build.mul(k, d.tile.nr), v), d.typ))
+        for last in d.tile.line_ends:
+            ahead = d.tile.nr + last
+            there = env.at({x: build.i64(build.add(j, ahead))}).vector(x, lanes)
+            for e in runs(there, c.b):
+                at = build.offset(joined[e], ahead, mem_type(e.dtype)) if e in joined else address(build, there, e)
+                build.prefetch(at, locality=2)
         return out
 
     return read

@@ -30,6 +30,7 @@ from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.ir.simplify import dim_expr, simplify
+from onnxfuse.ir.types import Dim
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import epilogue_cost, points, pointwise_seconds
 from onnxfuse.templates.packing import Line, decode, pack_block, pack_pairs, pieces
@@ -74,8 +75,8 @@ class Windowed:
         if w.taps > MAX_TAPS:
             return Refusal("WINDOW_TAPS", f"{w.taps} taps, at most {MAX_TAPS} are unrolled")
         assert w.x.out is not None
-        lanes = target.lanes(w.acc.bytes)
         width = w.x.out.extent
+        lanes = _lanes(target.lanes(w.acc.bytes), width)
         if isinstance(width, int) and width < max(2, lanes // 4):
             return Refusal("WINDOW_NARROW", f"output lines of {width}, vectors of {lanes}")
         lines = 1 if w.y.out is None else LINES if epilogue_cost(w.finish, w.stores) < LONG_EPILOGUE else LINES // 2
@@ -117,6 +118,13 @@ class Windowed:
 
 
 WINDOW = Windowed()
+
+
+def _lanes(most: int, width: Dim) -> int:
+    """The narrowest vector that still holds a whole line, or the widest there is."""
+    while isinstance(width, int) and width <= most // 2 and most > 4:
+        most //= 2
+    return most
 
 
 def _of_halves(w: Window) -> bool:
@@ -223,7 +231,9 @@ def _copy_lines(
     endless = sym("window.any")  # these axes have no bound that could prove a guard away
     row, col = Axis("row", endless), Axis("col", endless)
     rows = build.add(build.mul(build.sub(build.sub(stop, start), 1), w.y.stride), w.y.reach)
-    count = build.add(s.width, _tail_reach(w.x))
+    # Lanes without an output compute as well: padding there, since leftovers might be denormal, which takes Intel's
+    # cores a hundred cycles an operation.
+    count = build.add(build.imax(s.width, lanes), _tail_reach(w.x))
     place = plane if w.y.out is None else plane.at({w.y.out: build.i64(start)})
     exprs = [_source(w, row, col, phase) for phase in range(w.x.stride)]
     dsts = [build.offset(mine, build.mul(s.part, phase), reg_type(w.acc)) for phase in range(w.x.stride)]

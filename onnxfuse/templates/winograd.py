@@ -53,9 +53,8 @@ class Winograd:
         c = conv(kernel)
         if isinstance(c, Refusal):
             return c
-        lanes = target.lanes(4)
-        if lanes < 4:
-            return Refusal("WINOGRAD_LANES", f"vectors of {lanes}")
+        if target.lanes(4) < 4:
+            return Refusal("WINOGRAD_LANES", f"vectors of {target.lanes(4)}")
         found = []
         for d in (design(c, sides, target) for sides in sizes(c)):
             if d.packed_bytes > MAX_PACKED:
@@ -63,9 +62,9 @@ class Winograd:
             found.append(
                 Schedule(
                     self.name,
-                    lanes=lanes,
+                    lanes=d.lanes,
                     vector=c.x.name,
-                    tile=(d.down.m, d.across.m, d.mr, d.nv, d.block, d.group),
+                    tile=(d.down.m, d.across.m, d.wide, d.mr, d.nv, d.block, d.group),
                     pack=("weight",),
                     grain=TASK_WORK,
                     cost=cost(d, target),
@@ -79,9 +78,9 @@ class Winograd:
         """Write the functions of the kernel ABI."""
         c = conv(kernel)
         assert isinstance(c, Conv), c
-        down, across, mr, nv, block, group = schedule.tile
+        down, across, wide, mr, nv, block, group = schedule.tile
         sides = Side(down, c.taps[0]), Side(across, c.taps[1])
-        d = Design(c, schedule.lanes, *sides, mr, nv, block, group, target.cores)
+        d = Design(c, schedule.lanes, wide, *sides, mr, nv, block, group, target.cores)
         _emit_pack(build, kernel, d)
         emit_sizes(build, kernel, d)
         tiles = _emit_tiles(build, d)
@@ -144,7 +143,7 @@ def _tap(build: Builder, rows: Sequence[Reg], k: int, inside: Reg) -> Reg:
 
 def _emit_tiles(build: Builder, d: Design) -> list[Function]:
     """K.column.<nv>(u, v, m, panels) for 1 .. nv vectors of tiles: all panels times one column of V."""
-    home = Tile(d.mr, d.row // d.lanes, d.lanes, DType.F32)  # rows of products are `row` apart
+    home = Tile(d.mr, d.row // d.wide, d.wide, DType.F32)  # rows of products are `row` apart
     strides = Strides(1, d.mr, d.row)
     single = d.depth == d.c.channels
     out = []
@@ -162,7 +161,7 @@ def _emit_tiles(build: Builder, d: Design) -> list[Function]:
                     sums = accumulate(build, home, (d.mr, nv), strides, x, d.c.channels)
                     row = build.offset(m, build.mul(i, d.mr * d.row), F32)
                     for k, total in enumerate(sums):
-                        build.store(total, build.offset(row, k // nv * d.row + k % nv * d.lanes, F32))
+                        build.store(total, build.offset(row, k // nv * d.row + k % nv * d.wide, F32))
         out.append(fn)
     return out
 
@@ -186,7 +185,7 @@ def _products(
     build: Builder, d: Design, tiles: Sequence[Function], count: Index, panels: Index, u: Reg, v: Reg, m: Reg
 ) -> None:
     """M[xi] = U[xi] V[xi] for the panels of a group of features and `count` tiles."""
-    vectors = build.ceildiv(count, d.lanes)
+    vectors = build.ceildiv(count, d.wide)
     with build.loop(0, d.points, name="xi") as xi:
         us = build.offset(u, build.mul(build.mul(xi, panels), d.c.channels * d.mr), F32)
         vs, ms = build.offset(v, build.mul(xi, d.v_step), F32), build.offset(m, build.mul(xi, d.m_step), F32)
@@ -196,7 +195,7 @@ def _products(
             # Four vectors are two and two: one alone would keep too few sums under way.
             four = holds(build, "==", left, d.nv + 1)
             width = build.ir.select(four, build.i64(d.nv - 1), build.i64(build.imin(left, d.nv)))
-            at = build.mul(done, d.lanes)
+            at = build.mul(done, d.wide)
             for nv, tile in enumerate(tiles, 1):
                 with build.if_then(holds(build, "==", width, nv)):
                     build.ir.call(tile, [us, build.offset(vs, at, F32), build.offset(ms, at, F32), build.i64(panels)])

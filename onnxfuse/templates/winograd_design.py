@@ -38,11 +38,14 @@ class Design:
     mr, nv     micro-kernel: features times vectors of tiles
     block      tiles of a block, at most
     group      features whose products are kept at a time
+    lanes      tiles of a vector in the transforms: of one line of tiles
+    wide       tiles of a vector in the products
     cores      to keep busy
     """
 
     c: Conv
     lanes: int
+    wide: int
     down: Side
     across: Side
     mr: int
@@ -63,7 +66,7 @@ class Design:
     @property
     def row(self) -> int:
         """Row length of V and M: an odd number of cache lines, with room for the overrun of a vector."""
-        lines = -(-(self.block + self.lanes) // 16)
+        lines = -(-(self.block + self.wide) // 16)
         return (lines + 1 - lines % 2) * 16
 
     @property
@@ -124,17 +127,25 @@ def sizes(c: Conv) -> list[tuple[Side, Side]]:
 
 def design(c: Conv, sides: tuple[Side, Side], target: Target) -> Design:
     """Sizes for this machine; measured, the optimum is flat."""
-    lanes = target.lanes(4)
+    wide = target.lanes(4)
     mr, nv = (8, 3) if target.vector_regs >= 32 else (4, 3)
     # V is to stay in the second level of cache; many channels do not fit there, then fewer passes over U count.
     middle = FEW < c.channels <= MANY
-    block = (96 if middle else 48) if lanes > 8 else (72 if middle else 40)
+    block = (96 if middle else 48) if wide > 8 else (72 if middle else 40)
     if 1 in c.taps:  # few points
         block *= LINE
     group = 64 if c.channels >= MANY else 32
     # Few features are still to make a part for each of two cores.
     group = max(mr, min(group, -(-c.features // 2 // mr) * mr)) if target.cores > 1 else group
-    return _evened(Design(c, lanes, *sides, mr, nv, block, group, target.cores))
+    return _evened(Design(c, _lanes(c, sides[1], wide), wide, *sides, mr, nv, block, group, target.cores))
+
+
+def _lanes(c: Conv, across: Side, wide: int) -> int:
+    """Vectors of the transforms do not go past the end of a line of tiles: no wider than the next power of two."""
+    lanes = wide
+    while isinstance(c.x.extent, int) and -(-c.x.extent // across.m) <= lanes // 2 and lanes > 4:
+        lanes //= 2
+    return lanes
 
 
 def _evened(d: Design) -> Design:
@@ -163,9 +174,9 @@ def cost(d: Design, target: Target) -> float:
     images = 1.0 if c.n is None else expected(c.n.extent)
     high, wide = 1.0 if c.y is None else expected(c.y.extent), expected(c.x.extent)
     lines, across = images * -(-high // d.down.m), -(-wide // d.across.m)
-    columns = -(-lines * across // d.lanes) * d.lanes
+    columns = -(-lines * across // d.wide) * d.wide
     depth = c.channels + CALL_DEPTH
-    rate = target.peak * (0.8 if columns > d.lanes else 0.4)
+    rate = target.peak * (0.8 if columns > d.wide else 0.4)
     products = 2 * d.points * d.panels * d.mr * depth * columns / rate
     vectors = lines * -(-across // d.lanes) * (c.channels + c.features) * d.points
     transforms = vectors * VECTOR_SECONDS
@@ -180,7 +191,7 @@ def cut(d: Design, tiles: int, across: int) -> tuple[int, int]:
     """Tiles of a block and panels of a part for a known number of tiles: those that are done first on all cores."""
     groups = -(-d.panels // d.group_panels)
     parts = sorted({-(-groups // n) * d.group_panels for n in range(1, groups + 1)}, reverse=True)
-    blocks = range(min(d.block, -(-tiles // d.lanes) * d.lanes), 0, -d.lanes)
+    blocks = range(min(d.block, -(-tiles // d.wide) * d.wide), 0, -d.wide)
     _, block, part = min(
         ((_makespan(d, tiles, across, block, part), block, part) for part in parts for block in blocks),
         key=lambda c: c[0],
@@ -226,7 +237,7 @@ def _vectors(d: Design, across: int, first: int, last: int) -> int:
 def _unit_seconds(d: Design, tiles: int, vectors: int, panels: int) -> float:
     """Products and output transforms of a block of tiles for a part of the features; the stream of weights."""
     c = d.c
-    full, rest = divmod(-(-tiles // d.lanes), d.nv)
+    full, rest = divmod(-(-tiles // d.wide), d.nv)
     columns = full + (0.0, NARROW[0], NARROW[1])[min(rest, 2)]
     if rest == 1 and full:  # four are two and two
         columns += 2 * NARROW[1] - NARROW[0] - 1

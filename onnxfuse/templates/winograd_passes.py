@@ -36,16 +36,20 @@ def emit_input(build: Builder, kernel: Kernel, d: Design) -> Function:
             dst = build.offset(v, build.mul(c, d.row), F32)
             with build.loop(seg.first, seg.last, d.lanes, name="tile") as tile:
                 at = build.add(seg.at, build.sub(tile, seg.first))
-                _read_tiles(build, env, d, seg, tile, (c, count), half, zeros)
-                _store_v(build, d, count, half, build.offset(dst, at, F32))
+                there = build.offset(dst, at, F32)
+                _read_tiles(build, env, d, seg, tile, (c, count), (half, there), zeros)
+                _store_v(build, d, count, half, there)
     return fn
 
 
 def _read_tiles(
-    build: Builder, env: Env, d: Design, seg: Segment, tile: Index, channels: tuple[Index, Index], half: Reg,
-    zeros: Reg,
+    build: Builder, env: Env, d: Design, seg: Segment, tile: Index, channels: tuple[Index, Index],
+    to: tuple[Reg, Reg], zeros: Reg,
 ) -> None:  # fmt: skip
-    """The rows of `lanes` tiles, transformed, of some channels: without masks if all their pixels are inside."""
+    """The rows of `lanes` tiles, transformed, of some channels: without masks if all their pixels are inside.
+
+    to: where they are put, and where in V their columns will be.
+    """
     c, b = d.c, build.ir
     start, count = channels
     height, width = (emit_dim(build, env, x) for x in c.size)
@@ -63,7 +67,7 @@ def _read_tiles(
         with then, build.loop(0, count, name="c") as ch:
             src = build.offset(base, build.mul(ch, plane), F32)
             for i in range(d.down.points):
-                _store_row(build, d, _plain(build, d, build.offset(src, build.mul(width, i), F32)), half, ch, i)
+                _store_row(build, d, _plain(build, d, build.offset(src, build.mul(width, i), F32)), to, ch, i)
         with other:
             masks = _masks(build, d, x, width)
             valid = [
@@ -74,7 +78,7 @@ def _read_tiles(
                 src = build.offset(base, build.mul(ch, plane), F32)
                 for i, ok in enumerate(valid):
                     at = b.select(ok, build.offset(src, build.mul(width, i), F32), zeros)
-                    _store_row(build, d, _masked(build, d, at, masks), half, ch, i)
+                    _store_row(build, d, _masked(build, d, at, masks), to, ch, i)
 
 
 def _masks(build: Builder, d: Design, x: Index, width: Index) -> list[Reg]:
@@ -106,10 +110,17 @@ def _masked(build: Builder, d: Design, at: Reg, masks: Sequence[Reg]) -> list[Re
     return split(build, d.across, values[: d.across.m], values[-1] if len(values) > d.across.m else None)
 
 
-def _store_row(build: Builder, d: Design, columns: Sequence[Reg], half: Reg, channel: Index, i: int) -> None:
+def _store_row(build: Builder, d: Design, columns: Sequence[Reg], to: tuple[Reg, Reg], channel: Index, i: int) -> None:
+    """One transformed row; the lines of V it ends up in are asked for: stores that miss wait for one another.
+
+    Of each vector the line of its last element: that of the first came with the segment before.
+    """
+    half, v = to
     dst = build.offset(half, build.mul(channel, d.points * d.lanes), F32)
+    there = build.offset(v, build.add(build.mul(channel, d.row), d.lanes - 1), F32)
     for j, value in enumerate(data(build, d.across, columns)):
         build.store(value, build.offset(dst, (j * d.down.points + i) * d.lanes, F32))
+        build.prefetch(build.offset(there, (i * d.across.points + j) * d.v_step, F32))
 
 
 def _store_v(build: Builder, d: Design, count: Index, half: Reg, v: Reg) -> None:

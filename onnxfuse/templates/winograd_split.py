@@ -45,7 +45,7 @@ def split(build: Builder, env: Env, d: Design) -> Split:
     else:
         count = build.ceildiv(tiles, d.block)
         even = build.ceildiv(tiles, build.imax(count, 1))
-        block = build.imax(build.mul(build.ceildiv(even, d.lanes), d.lanes), d.lanes)
+        block = build.imax(build.mul(build.ceildiv(even, d.wide), d.wide), d.wide)
         most = max(1, d.c.features // PART)
         wanted = build.imin(build.ceildiv(SPREAD, build.imax(build.ceildiv(tiles, block), 1)), most)
         part = build.mul(build.ceildiv(build.ceildiv(d.panels, build.imax(wanted, 1)), d.group_panels), d.group_panels)
