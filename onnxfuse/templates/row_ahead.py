@@ -1,6 +1,6 @@
-"""rowwise, shape `row`: the lines of the next row are asked for while the first stage runs over this one.
+"""rowwise, shape `row`: the lines of the next row are asked for while the busiest stage runs over this one.
 
-The later stages of a row work in the first level of cache; without this, memory is idle meanwhile and the first stage
+All stages but the first work in the first level of cache; without this, memory is idle meanwhile and the first stage
 waits for it. It costs an instruction for each line, so only kernels that move more than a core caches do it.
 """
 
@@ -15,10 +15,11 @@ from onnxfuse.ir.expr import Expr, load, loads, substitute, var
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.simplify import same
-from onnxfuse.templates.nest import Step, stage_roots, stage_stores
-from onnxfuse.templates.row_shape import Spec, flat_offset, step_along
+from onnxfuse.templates.nest import Step, stage_roots, stage_stores, turn_roots
+from onnxfuse.templates.row_shape import Spec, body_cost, flat_offset, step_along
 
 LINE = 64  # bytes
+FIRST_CACHE, SECOND_CACHE = 3, 2  # where to, in the terms of Builder.prefetch
 
 Ask = Callable[[list[Env]], None]
 
@@ -34,7 +35,8 @@ class _Stream:
 
 def next_row(build: Builder, env: Env, spec: Spec, stage: Step, axis: Axis) -> Ask:
     """What to call in each turn of the loop of `stage` over `axis`, with the envs of its vectors."""
-    streams = _streams(env, spec, axis) if spec.ahead and stage is spec.nest.stages[0] else []
+    streams = _streams(env, spec, axis) if spec.ahead and stage is _busiest(spec) else []
+    near = FIRST_CACHE if _fits(build, streams) else SECOND_CACHE
 
     def ask(envs: list[Env]) -> None:
         count = sum(e.lanes for e in envs)
@@ -44,15 +46,28 @@ def next_row(build: Builder, env: Env, spec: Spec, stage: Step, axis: Axis) -> A
             start = build.add(here, emit_dim(build, env, axis.extent))
             for k in range(0, count, LINE // dtype.bytes):
                 place: Index = build.add(start, k)
-                build.prefetch(build.offset(s.base, place, mem_type(dtype)))
+                build.prefetch(build.offset(s.base, place, mem_type(dtype)), near)
 
     return ask
+
+
+def _fits(build: Builder, streams: list[_Stream]) -> bool:
+    """This row and the next one of every stream have room in the first cache."""
+    sizes = [s.value.tensor.shape[-1] * s.value.tensor.dtype.bytes for s in streams]
+    return 2 * sum(n for n in sizes if isinstance(n, int)) <= build.target.l1
+
+
+def _busiest(spec: Spec) -> Step:
+    """The reduction that computes most in a turn: requests for memory are spread over the longest time."""
+    loops = [s for s in spec.nest.stages if s.reduce is not None and not s.axes]
+    return max(loops, key=lambda s: body_cost(turn_roots(s), None, 1), default=spec.nest.stages[0])
 
 
 def _streams(env: Env, spec: Spec, axis: Axis) -> list[_Stream]:
     """The rows that the first stage reads and those that the last one writes."""
     first, last = spec.nest.stages[0], spec.nest.stages[-1]
-    turn: dict[Expr, Expr] = {var(a): var(axis) for a in last.axes[-1:]}
+    along = [*last.axes[-1:], *(first.reduce.axes[-1:] if first.reduce is not None else first.axes[-1:])]
+    turn: dict[Expr, Expr] = {var(a): var(axis) for a in along}
     written = [load(st.target, st.index, st.target.tensor.dtype) for st in stage_stores(last)]
     out: dict[Value, _Stream] = {}
     for e in (*loads(*stage_roots(first)), *written):

@@ -464,6 +464,16 @@ def test_more_than_a_core_caches_is_fetched_a_row_ahead(rng):
     np.testing.assert_array_equal(run([x], fence="end")[0], run([x], shift=4)[0])
 
 
+@pytest.mark.parametrize(("columns", "cache"), [(501, 3), (4096, 2)])
+def test_the_next_row_is_asked_for_to_read_and_to_write_and_goes_where_there_is_room(columns, cache):
+    kernel = softmax(1400, columns)
+    choice = next(s for s in ROWWISE.propose(kernel, V3) if s.vector == "(row)")
+    text = emit_module(Plan(kernel, choice, ROWWISE), V3).text
+    asked = [line for line in text.splitlines() if 'call void @"llvm.prefetch' in line]
+    assert len(asked) == 2 * choice.unroll * choice.lanes * 4 // 64  # a line read, a line written
+    assert all(f", i32 0, i32 {cache}, i32 1)" in line for line in asked)
+
+
 @pytest.mark.parametrize("target", MACHINES)
 def test_layer_norm_over_two_axes(target, rng):
     x, g, y, mu, r = t("x", 5, 6, 7), t("g", 6, 7), t("y", 5, 6, 7), t("mu"), t("r")
