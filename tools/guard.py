@@ -3,10 +3,11 @@
     python tools/guard.py [MODEL.onnx...] [--onnx-nodes STEP] [--target-cpu NAME] [--calls N] [--json FILE]
 
 Models are optimized in a child process, and every kernel runs there on the values the model really has at that place
-(onnxruntime computes them from random inputs, at two sets of shapes). Inputs, outputs, scratch and packed weights each
-start, then end, at a page that may not be touched; a read or write outside ends the child with SIGSEGV, which is
-reported with the kernel's name, and the rest goes on in a new child. A third run has canaries around buffers that are
-off 64-byte alignment; all three must give the same bits, and onnxruntime's values up to rounding. Exit 2 on a finding.
+(onnxruntime computes them from random inputs, at two sets of shapes; from MODEL.npz where that lies beside the model).
+Inputs, outputs, scratch and packed weights each start, then end, at a page that may not be touched; a read or write
+outside ends the child with SIGSEGV, which is reported with the kernel's name, and the rest goes on in a new child. A
+third run has canaries around buffers that are off 64-byte alignment; all three must give the same bits, and
+onnxruntime's values up to rounding. Exit 2 on a finding.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -24,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from fused import markdown
+from suites import cases, data_of, model_of, plain
 
 from onnxfuse import pipeline
 from onnxfuse.codegen.object import host_features
@@ -149,7 +152,9 @@ def _values(model: Path, bundle: pipeline.Bundle, calls: Sequence[Call]) -> Iter
     proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in asked if n not in known)
     sess = ort.session(proto)
     with_values = ort.session(model)
-    for sample, _ in islice(samples(with_values, VerifyConfig(runs=1)), 2):
+    given = model.with_suffix(".npz")
+    config = VerifyConfig(runs=1, input_data=str(given) if given.exists() else None)
+    for sample, _ in islice(samples(with_values, config), 2):
         feeds = {k: v for k, v in sample.feeds.items() if isinstance(v, np.ndarray)}
         results = ort.run(sess, sample.feeds)
         yield sample.label, weights | feeds | {n: np.asarray(results[n]) for n in asked}
@@ -187,10 +192,19 @@ def _far(name: str, got: np.ndarray, want: np.ndarray) -> Iterator[str]:
         yield f"{name}: {int(bad.sum())} of {bad.size} elements differ"
 
 
-def node_models() -> list[Path]:
-    """The models of single operators that the onnx package brings along."""
-    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "node"
-    return sorted(folder.glob("*/model.onnx"))
+def node_models(folder: Path, step: int) -> list[Path]:
+    """Every `step`-th case of the suite `node`, written to the folder; beside it its inputs, if .npz has such."""
+    written = []
+    for case in cases(("node",))[::step]:
+        path = folder / case.name / "model.onnx"
+        path.parent.mkdir()
+        onnx.save(model_of(case), path)
+        names = [i.name for i in model_of(case).graph.input]
+        fed = [plain(v) for v in data_of(case)[0][0]]
+        if len(names) == len(fed) and all(isinstance(v, np.ndarray) and v.dtype.kind in "fiub" for v in fed):
+            np.savez(path.with_suffix(".npz"), **dict(zip(names, fed, strict=True)))
+        written.append(path)
+    return written
 
 
 def main() -> int:
@@ -199,7 +213,7 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", type=Path)
-    parser.add_argument("--onnx-nodes", type=int, metavar="STEP", help="every STEP-th node model of the onnx package")
+    parser.add_argument("--onnx-nodes", type=int, metavar="STEP", help="every STEP-th case of onnx's operators")
     parser.add_argument("--target-cpu", default="native")
     parser.add_argument("--calls", type=int, default=2, help="nodes tried per kernel")
     parser.add_argument("--json", type=Path)
@@ -209,7 +223,8 @@ def main() -> int:
         found += guard([model], args.target_cpu, args.calls)
         print(f"{found[-1].model}: {found[-1].kernels} kernels, {found[-1].runs} runs", flush=True)
     if args.onnx_nodes:
-        every = guard(node_models()[:: args.onnx_nodes], args.target_cpu, args.calls)
+        with tempfile.TemporaryDirectory() as folder:
+            every = guard(node_models(Path(folder), args.onnx_nodes), args.target_cpu, args.calls)
         templates = sorted({t for f in every for t in f.templates})
         findings = [f"{f.model} {x}" for f in every for x in f.findings]
         kernels, runs = sum(f.kernels for f in every), sum(f.runs for f in every)

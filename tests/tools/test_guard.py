@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import guard
+import numpy as np
 import pytest
+from suites import cases as suites_cases
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 
@@ -16,6 +18,16 @@ def test_small_models():
     conv, softmax = checked("conv_add_relu", "softmax")
     assert (conv.model, conv.kernels, conv.templates, conv.findings) == ("conv_add_relu", 1, ("gemm",), ())
     assert (softmax.model, softmax.kernels, softmax.runs, softmax.findings) == ("softmax", 1, 2, ())
+
+
+def test_cases_of_operators_run_on_their_own_inputs(tmp_path, monkeypatch):
+    monkeypatch.setattr(guard, "cases", lambda suites: [c for c in suites_cases(suites) if c.name == "test_gather_0"])
+    models = guard.node_models(tmp_path, 1)
+    assert [m.parent.name for m in models] == ["test_gather_0"]
+    assert sorted(np.load(models[0].with_suffix(".npz"))) == ["data", "indices"]
+    (found,) = guard.guard(models)
+    assert (found.model, found.findings) == ("test_gather_0", ())
+    assert found.runs
 
 
 @pytest.mark.slow
