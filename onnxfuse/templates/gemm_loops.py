@@ -21,10 +21,10 @@ from onnxfuse.templates.microkernel import (
     Strides,
     accumulate,
     dot_kernel,
-    load_or_zero,
     micro_kernel,
     thin_kernel,
     tile_homes,
+    with_kept,
 )
 from onnxfuse.templates.packing import decode
 
@@ -217,8 +217,8 @@ def _in_registers(build: Builder, u: Unit, d: Design, p: _Place) -> Iterator[Non
             else:
                 with build.if_then(done):
                     touch_tile(build, u, d, i, j)
-            kept = None if d.single else load_or_zero(build, homes, start, d.tile)
-            sums = _sums(build, d, x, kc, kept, p.first, read)
+            sums = _sums(build, d, x, kc, p.first, read)
+            sums = sums if d.single else with_kept(build, sums, homes, start, d.tile)
             if not short(d):
                 _rest(build, homes, sums)
             elif d.single:
@@ -243,19 +243,18 @@ def _sums(
     d: Design,
     x: Operands,
     kc: Index,
-    kept: list[Reg] | None,
     first: Reg,
     read: Callable[[Index], list[Reg]] | None,
 ) -> list[Reg]:
     """The sums of a full tile; with `read`, the first tile of a panel gets its columns so."""
     shape, strides = (d.tile.mr, d.tile.nv), _strides(d)
     if read is None:
-        return accumulate(build, d.tile, shape, strides, x, kc, kept)
+        return accumulate(build, d.tile, shape, strides, x, kc)
     ends = []
     with build.if_else(first, likely=False) as branches:
         for branch, operands in zip(branches, (replace(x, read=read), x), strict=True):
             with branch:
-                ends.append((accumulate(build, d.tile, shape, strides, operands, kc, kept), build.ir.block))
+                ends.append((accumulate(build, d.tile, shape, strides, operands, kc), build.ir.block))
     out = []
     for k, value in enumerate(ends[0][0]):
         phi = build.ir.phi(value.type)

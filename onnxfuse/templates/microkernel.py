@@ -7,8 +7,9 @@ vector width; no instruction set is named here. The function made by `micro_kern
 
     void K.tile.<mr>x<nv>(ptr a, i64 a_row, i64 a_step, ptr b, i64 b_stride, i64 kc, ptr c, i1 first)
 
-with strides in elements; `c` is a contiguous tile of rows of NR elements (the accumulators' home between blocks of K):
-read unless `first`, always written. Strides known at compile time are baked into the code.
+with strides in elements; `c` is a contiguous tile of rows of NR elements (the sums' home between blocks of K): added to
+the block's own sums unless `first`, always written. Each block sums from zero, so that rounding grows with the length
+of a block and the number of blocks, not with K. Strides known at compile time are baked into the code.
 """
 
 from __future__ import annotations
@@ -133,9 +134,9 @@ def micro_kernel(
         fn.attributes.add("noinline")  # inlined, the resting tile would be kept in registers around loops over tiles
         a, a_row, a_step, b, b_stride, kc, c, first = fn.args
         homes = tile_homes(build, tile, c, mr, nv)
-        start = load_or_zero(build, homes, first, tile)
         x = Operands(a, a_row, a_step, b, b_stride, ahead, next_a)
-        for total, home in zip(accumulate(build, tile, (mr, nv), strides, x, kc, start, unroll), homes, strict=True):
+        sums = accumulate(build, tile, (mr, nv), strides, x, kc, unroll)
+        for total, home in zip(with_kept(build, sums, homes, first, tile), homes, strict=True):
             build.store(total, home)
     return fn
 
@@ -167,14 +168,12 @@ def accumulate(
     strides: Strides,
     x: Operands,
     kc: Index,
-    start: list[Reg] | None = None,
     unroll: int = 4,
 ) -> list[Reg]:
     """The loop over k: the tile's vectors row by row, in registers. Strides that `strides` knows are baked in."""
     mr, nv = shape
     typ = reg_type(tile.dtype)
     zero = build.const(vec(typ, tile.lanes), 0)
-    first = [zero] * (mr * nv) if start is None else start
     a_row = x.a_row if strides.a_row is None else strides.a_row
     a_step = x.a_step if strides.a_step is None else strides.a_step
     b_stride = x.b_stride if strides.b_stride is None else strides.b_stride
@@ -195,10 +194,9 @@ def accumulate(
         return out
 
     sets = _sets(mr * nv, unroll)
-    spare = [zero] * (len(first) * (sets - 1))
     whole = build.mul(build.udiv(kc, unroll), unroll)
-    with build.carry(0, whole, unroll, [*first, *spare], "k") as it:
-        acc = [it.values[s : s + len(first)] for s in range(0, len(it.values), len(first))]
+    with build.carry(0, whole, unroll, [zero] * (mr * nv * sets), "k") as it:
+        acc = [it.values[s : s + mr * nv] for s in range(0, len(it.values), mr * nv)]
         for u in range(unroll):
             acc[u % sets] = step(build.add(it.index, u), acc[u % sets])
         if x.next_a is not None:
@@ -209,7 +207,7 @@ def accumulate(
             start, pace = x.later
             build.prefetch(build.offset(start, build.mul(it.index, pace), I8), locality=2)
         it.next = [v for part in acc for v in part]
-    parts = [it.results[s : s + len(first)] for s in range(0, len(it.results), len(first))]
+    parts = [it.results[s : s + mr * nv] for s in range(0, len(it.results), mr * nv)]
     if isinstance(kc, int) and kc % unroll == 0:
         last = parts[0]
     else:
@@ -347,21 +345,21 @@ def tile_homes(build: Builder, tile: Tile, at: Reg, mr: int = 0, nv: int = 0) ->
     return [build.offset(at, i * tile.nr + j * tile.lanes, typ) for i in range(rows) for j in range(cols)]
 
 
-def load_or_zero(build: Builder, homes: list[Reg], first: Reg, tile: Tile) -> list[Reg]:
-    """The accumulators of the previous block of K, or zero in the first block."""
+def with_kept(build: Builder, sums: list[Reg], homes: list[Reg], first: Reg, tile: Tile) -> list[Reg]:
+    """The sums of this block of K and those of the blocks before, of which there are none at the first."""
     b = build.ir
-    zero = build.const(vec(reg_type(tile.dtype), tile.lanes), 0)
+    add = b.fadd if tile.dtype.is_float else b.add
     before = b.block
     resume, go = b.append_basic_block("resume"), b.append_basic_block("go")
     b.cbranch(first, go, resume)
     b.position_at_end(resume)
-    kept = [build.load(h, reg_type(tile.dtype), tile.lanes) for h in homes]
+    joined = [add(s, build.load(h, reg_type(tile.dtype), tile.lanes)) for s, h in zip(sums, homes, strict=True)]
     b.branch(go)
     b.position_at_end(go)
     out = []
-    for value in kept:
-        phi = b.phi(value.type)
-        phi.add_incoming(zero, before)
-        phi.add_incoming(value, resume)
+    for alone, total in zip(sums, joined, strict=True):
+        phi = b.phi(total.type)
+        phi.add_incoming(alone, before)
+        phi.add_incoming(total, resume)
         out.append(phi)
     return out

@@ -97,6 +97,16 @@ def test_few_rows(m: int, const: str) -> None:
     close(run([a, b])[0], a, b)
 
 
+@pytest.mark.parametrize("tb", [False, True], ids=["", "transposed"])
+@pytest.mark.parametrize(("m", "const"), [(40, ""), (40, "A"), (40, "B"), (3, ""), (3, "B")])
+def test_rounding_does_not_grow_with_the_length_of_the_sum(m: int, const: str, tb: bool) -> None:
+    """One after the other, 65536 numbers of 0.1 sum up with an error of 6e-4."""
+    k = 1 << 16
+    b = np.full((20, k) if tb else (k, 20), 0.1, np.float32)
+    (got,) = compiled(matmul([], m, 20, k, tb=tb, const=const))([np.ones((m, k), np.float32), b])
+    np.testing.assert_allclose(got, np.full((m, 20), k * float(np.float32(0.1))), rtol=1e-4)
+
+
 @pytest.mark.parametrize("target", [NATIVE, WIDE, NARROW], ids=["native", "512 bits", "128 bits"])
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
 def test_few_rows_times_a_transposed_operand(m: int, target: Target) -> None:
