@@ -5,12 +5,12 @@
 
 Seeded random graphs over the whole op table (tools/fuzz_graph.py) are optimized, run without and with the library on
 several input sets (sizes 0 and 1, special values among them), and compared with onnxruntime at ORT_DISABLE_ALL
-(tools/fuzz_judge.py). Many graphs go into one model, because making a library costs more than compiling a kernel; each
-batch runs at mode `full` and at another one in turn, every eighth at all four. At the modes other than `full` only the
-function bodies run, except in every third batch: compiling kernels is where the time goes. Every eighth batch is
-compiled as users get it, the others without LLVM's optimisation; every third runs at two threads, every fifth at
-ORT_ENABLE_ALL; every fourth is compiled for the narrower x86-64-v2; every second has the bodies of its control flow
-optimized too. One graph in --cli-every goes through the command line.
+(tools/fuzz_judge.py). Many graphs go into one model, because making a library costs more than compiling a kernel. All
+batches run at mode `full`, every second at another one in turn as well; of every four batches one has only its function
+bodies run, because compiling kernels is where the time goes; every sixteenth is compiled and run at all four modes.
+Every eighth batch is compiled as users get it, the others without LLVM's optimisation; every third runs at two threads,
+every fifth at ORT_ENABLE_ALL; every fourth is compiled for the narrower x86-64-v2; every second has the bodies of its
+control flow optimized too. One graph in --cli-every goes through the command line.
 
 Batches run in child processes: a kernel that crashes or hangs ends one of those and is a finding. Each finding is
 reduced to its graph, shrunk (tools/fuzz_shrink.py) and written to --out: model.onnx, feeds.npz, report.txt, test.py.
@@ -427,19 +427,26 @@ def batch_of(seed: int, size: int, number: int, opset: int, every_mode: bool) ->
     import random
 
     chosen = opset or random_opset(random.Random(seed))
-    modes = MODES if every_mode or number % 8 == 7 else ("full", MODES[1 + number % 3])
-    level = "all" if number % 5 == 4 else "disable"
+    other = MODES[1 + number // 4 % 3]
+    modes, bodies = {
+        0: (("full",), ()),
+        1: (("full", other), ()),
+        2: (("full",), ()),
+        3: (("full", other), ("full", other)),
+    }[number % 4]
+    if every_mode or number % 16 == 15:
+        modes, bodies = MODES, ()
     return Batch(
         number,
         tuple(range(seed, seed + size)),
         chosen,
         modes,
-        bodies=() if every_mode or number % 3 == 1 else modes[1:],
-        opt=3 if number % 8 == 3 else 0,
-        level=level,
+        bodies,
+        opt=3 if number % 8 == 4 else 0,
+        level="all" if number % 5 == 4 else "disable",
         threads=2 if number % 3 == 2 else 1,
         target="x86-64-v2" if number % 4 == 2 and native_x86() else "native",
-        subgraphs=number % 2 == 1,
+        subgraphs=number // 2 % 2 == 1,
     )
 
 

@@ -127,6 +127,10 @@ def has_nan(a: np.ndarray) -> bool:
     return is_float(a) and bool(np.isnan(a.astype(np.float64)).any())
 
 
+def _finite(x: np.ndarray | None) -> bool:
+    return x is None or bool(np.isfinite(x.astype(np.float64)).all())
+
+
 def undefined(node: onnx.NodeProto, given: Sequence[np.ndarray | None]) -> str:
     """Why a node has no defined result on these arrays; "" if it has."""
     x = given[0] if given else None
@@ -212,7 +216,9 @@ def _wraps(op: str, x: np.ndarray) -> bool:
     if not x.size or op in ("ReduceMax", "ReduceMin"):
         return False
     wide = np.abs(x.astype(np.float64))
-    top = min(float(np.iinfo(x.dtype).max), 2.0**53 if op == "ReduceProd" else 2.0**62)
+    if x.dtype == I32:  # in f64, up to the end of the type: only a product may leave even that
+        return op == "ReduceProd" and float(np.log2(np.maximum(wide, 1)).sum()) > 1000
+    top = min(float(np.iinfo(x.dtype).max), 2.0**53)
     match op:
         case "ReduceProd":
             most = float(np.prod(np.maximum(wide, 1)))
@@ -423,6 +429,8 @@ class Writer:
         """What onnxruntime itself does not decide: NaN in a window, the sign of a computed zero."""
         if node.op_type in ("MaxPool", "GlobalMaxPool") and given[0] is not None and bool((given[0] == -np.inf).any()):
             return "-inf is the smallest finite number in some of onnxruntime's kernels"
+        if node.op_type == "LayerNormalization" and node.output[1:] and not _finite(given[0]):
+            return "the running mean of infinities is NaN for some lengths"
         if node.op_type == "InstanceNormalization" and _flat(given[0]):
             return "a constant row, of which onnxruntime makes its rounding errors"
         if node.op_type == "MeanVarianceNormalization" and given[0] is not None:

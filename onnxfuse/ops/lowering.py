@@ -18,6 +18,7 @@ from onnxfuse.ir.loops import Axis, Compute, Reduce
 from onnxfuse.ir.op import Family, Op
 from onnxfuse.ir.prims import PRIMS
 from onnxfuse.ir.simplify import as_dim, dim_expr, same, simplify
+from onnxfuse.ir.types import Dim
 from onnxfuse.ops.dsl import (
     Known,
     Loops,
@@ -217,8 +218,8 @@ def _reduce(op: Op, refs: Sequence[Tensor | None], attrs: Mapping[str, Any]) -> 
     axes_arg = refs[1] if len(refs) > 1 else attrs.get("axes")
     keepdims = bool(attrs.get("keepdims", 1))
     extra = {k: v for k, v in attrs.items() if k not in ("axes", "keepdims", "noop_with_empty_axes")}
-    work = x.dtype.compute
-    map_one: Callable[[Expr], Expr] = lambda e: op.fn(e, **extra)  # type: ignore[misc]  # noqa: E731
+    work = _accumulator(x.dtype, rule)
+    map_one: Callable[[Expr], Expr] = lambda e: op.fn(cast(compute(e), work), **extra)  # type: ignore[misc]  # noqa: E731
     if isinstance(axes_arg, Tensor) and axes_arg.known is None and axes_arg.type.size != 0:
         return _reduce_given(x, axes_arg.given(), keepdims, rule, map_one)
     axes = reduce_axes(x.rank, axes_arg, attrs.get("noop_with_empty_axes", 0))
@@ -226,8 +227,8 @@ def _reduce(op: Op, refs: Sequence[Tensor | None], attrs: Mapping[str, Any]) -> 
         count = i64(1)
 
         def one(*i: Expr) -> Expr:
-            v = map_one(compute(x[i]))
-            return rule.finish(v, cast(count, work)) if rule.finish is not None else v
+            v = map_one(x[i])
+            return _whole(rule.finish(v, cast(count, work)) if rule.finish is not None else v, x.dtype)
 
         return Loops(x.shape, one, x.dtype)
     kept = [k for k in range(x.rank) if k not in axes]
@@ -238,25 +239,44 @@ def _reduce(op: Op, refs: Sequence[Tensor | None], attrs: Mapping[str, Any]) -> 
     def body(*index: Expr) -> Expr:
         outer, inner = index[: len(shape)], index[len(shape) :]
         full = [inner[axes.index(k)] if k in axes else outer[position[k]] for k in range(x.rank)]
-        return map_one(compute(x[tuple(full)]))
+        return map_one(x[tuple(full)])
 
-    finish = None
-    if rule.finish is not None:
-        total = product(extents)
-        counted = cast(simplify(maximum(dim_expr(total), 1)), work)  # the mean of nothing is 0
-        final = rule.finish
-
-        def finish(a: Expr, *_index: Expr) -> Expr:
-            return final(a, counted)
-
+    finish = _finish(rule, extents, work, x.dtype)
     return Loops(shape, body, x.dtype, extents, rule.combine, rule.init(x.dtype), finish, work)
+
+
+def _accumulator(dtype: DType, rule: ReduceRule) -> DType:
+    """What is reduced in: onnxruntime adds and multiplies i32 in f64 (and i64, where we stay exact)."""
+    return DType.F64 if dtype is DType.I32 and rule.combine in ("add", "mul") else dtype.compute
+
+
+def _whole(x: Expr, dtype: DType) -> Expr:
+    """A result in f64 as an integer: truncated; beyond the end of the type it is the end."""
+    if x.dtype is not DType.F64 or not dtype.is_int:
+        return x
+    low, high = dtype.limits
+    inside = cast(x, dtype)
+    return where(x >= float(high), lit(high, dtype), where(x < float(low), lit(low, dtype), inside))
+
+
+def _finish(rule: ReduceRule, extents: Sequence[Dim], work: DType, dtype: DType) -> Callable[..., Expr] | None:
+    """What becomes of the accumulator: the entry's own last step, then an integer again."""
+    final = rule.finish
+    if final is None and work is dtype.compute:
+        return None
+    counted = cast(simplify(maximum(dim_expr(product(extents)), 1)), work)  # the mean of nothing is 0
+
+    def finish(a: Expr, *_index: Expr) -> Expr:
+        return _whole(a if final is None else final(a, counted), dtype)
+
+    return finish
 
 
 def _reduce_given(
     x: Tensor, axes: Sequence[Expr], keepdims: bool, rule: ReduceRule, map_one: Callable[[Expr], Expr]
 ) -> Loops:
     """Axes that are known when the kernel runs: each dimension has two loops, of which one has a single step."""
-    work = x.dtype.compute
+    work = _accumulator(x.dtype, rule)
     hits, needs = named_axes(axes, x.rank)
     gone = [any_of(h) for h in hits]
     place = [sum((where(g, i64(0), i64(1)) for g in gone[:k]), i64(0)) for k in range(x.rank)]
@@ -282,15 +302,9 @@ def _reduce_given(
                 r + where(g, i64(0), chosen([(eq(p, i64(m)), o) for m, o in enumerate(outer)], i64(0)))
                 for g, p, r in zip(gone, place, inner, strict=True)
             ]
-        return map_one(compute(x[tuple(at)]))
+        return map_one(x[tuple(at)])
 
-    finish = None
-    if rule.finish is not None:
-        counted, final = cast(simplify(maximum(dim_expr(product(extents)), 1)), work), rule.finish
-
-        def finish(a: Expr, *_index: Expr) -> Expr:
-            return final(a, counted)
-
+    finish = _finish(rule, extents, work, x.dtype)
     return Loops(shape, body, x.dtype, extents, rule.combine, rule.init(x.dtype), finish, work, needs=needs)
 
 

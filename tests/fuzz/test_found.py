@@ -13,34 +13,8 @@ import onnx.parser
 import pytest
 
 import onnxfuse
-from onnxfuse.config import FusionMode, VerifyConfig
 from onnxfuse.verify import ort
-from onnxfuse.verify.compare import compare_results
-
-Feeds = dict[str, np.ndarray]
-
-
-def model(text: str, opset: int = 17) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}')
-
-
-def agrees(folder: Path, m: onnx.ModelProto, *feeds: Feeds) -> None:
-    """At every mode, compiled (nothing is refused for a fault of ours), without and with the library."""
-    plain = ort.session(m)
-    expected = [ort.run(plain, f) for f in feeds]
-    for mode in FusionMode:
-        bundle = onnxfuse.optimize(m, fusion_mode=mode, verify=False)
-        assert not [r for r in bundle.plans.refused.values() if r.code == "UN_COMPILE"]
-        written = bundle.save(folder / f"{mode}.onnx")
-        for libraries in ([], [written.library] if written.library else []):
-            session = ort.session(written.model, libraries=libraries)
-            for f, want in zip(feeds, expected, strict=True):
-                reports = compare_results(want, ort.run(session, f), VerifyConfig())
-                assert all(r.ok for r in reports), (mode, libraries, reports)
-
-
-def floats(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+from tests.fuzz.agreeing import agrees, floats, model
 
 
 # --- an operand that no code loads -----------------------------------------------------------------------------------
