@@ -50,7 +50,7 @@ from onnxfuse.verify.inputs import save_npz
 
 MODES = ("full", "none", "tvm", "canfuse")
 SILENCE = 60.0  # CPU seconds without a word after which a child is ended: on a busy machine it may wait for long
-DEADLOCK = 3600.0  # seconds after which a child that does not even compute is ended
+DEADLOCK = 3600.0  # seconds after which a child that does not even compute is ended (and the command line)
 BATCHES_PER_CHILD = 40  # libraries stay loaded: a fresh process now and then
 SHRINKS = 4  # of findings that look alike
 
@@ -378,7 +378,7 @@ class Fuzzer:
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
             source, target = Path(folder) / "in.onnx", Path(folder) / "out.onnx"
             source.write_bytes(graph.model.SerializeToString())
-            done = run_child([*CLI, "optimize", str(source), str(target), "--fusion-mode", batch.modes[-1]], 300)
+            done = run_child([*CLI, "optimize", str(source), str(target), "--fusion-mode", batch.modes[-1]], DEADLOCK)
             with self.lock:
                 self.totals.cli += 1
             # E_MISMATCH may be rounding, and E_NO_INPUT sizes nobody guesses: the judge knows better.

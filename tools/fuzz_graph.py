@@ -158,7 +158,7 @@ def undefined(node: onnx.NodeProto, given: Sequence[np.ndarray | None]) -> str:
         return "empty inputs of other shapes"
     if op in REDUCES and x.dtype.kind in "iu" and _wraps(op, x):
         return "an integer reduction that leaves its type"
-    if op == "Einsum" and not all(bool(np.isfinite(a.astype(np.float64)).all()) for a in given if a is not None):
+    if op in ("Einsum", "Det") and not all(map(_finite, given)):
         return "infinities meet in an order of the runtime's choice"
     if op == "Einsum" and x.dtype.kind in "iu" and _sums_wrap(given):
         return "an integer sum that leaves what onnxruntime sums exactly"
@@ -429,7 +429,7 @@ class Writer:
         """What onnxruntime itself does not decide: NaN in a window, the sign of a computed zero."""
         if node.op_type in ("MaxPool", "GlobalMaxPool") and given[0] is not None and bool((given[0] == -np.inf).any()):
             return "-inf is the smallest finite number in some of onnxruntime's kernels"
-        if node.op_type == "LayerNormalization" and node.output[1:] and not _finite(given[0]):
+        if node.op_type == "LayerNormalization" and len(node.output) > 1 and not _finite(given[0]):
             return "the running mean of infinities is NaN for some lengths"
         if node.op_type == "InstanceNormalization" and _flat(given[0]):
             return "a constant row, of which onnxruntime makes its rounding errors"

@@ -59,57 +59,59 @@ def test_sums_of_i64_are_exact_and_wrap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("op", ["Div", "Mod", "Mod<fmod = 1>", "Max", "Min", "Add", "Sub", "Mul", "Less", "Equal"])
-def test_two_operands_at_the_ends(tmp_path: Path, op: str, dtype: np.dtype) -> None:
-    edges = EDGES[dtype]
-    x, y = (a.ravel() for a in np.meshgrid(edges, edges))
-    if op[:3] in ("Div", "Mod"):
-        fine = (y != 0) & ~((x == np.iinfo(dtype).min) & (y == np.array(-1).astype(dtype)) & (dtype.kind == "i"))
-        x, y = x[fine], y[fine]
-    made = "bool" if op in ("Less", "Equal") else dtype
-    agrees(tmp_path, model(f"({dtype}[N] x, {dtype}[N] y) => ({made}[a] z) {{ z = {op}(x, y) }}"), {"x": x, "y": y})
+def test_two_operands_at_the_ends(tmp_path: Path, dtype: np.dtype) -> None:
+    x, y = (a.ravel() for a in np.meshgrid(EDGES[dtype], EDGES[dtype]))
+    trap = (y == 0) | ((x == np.iinfo(dtype).min) & (y == np.array(-1).astype(dtype)) & (dtype.kind == "i"))
+    ops = ("Div", "Mod", "Mod<fmod = 1>", "Max", "Min", "Add", "Sub", "Mul")
+    outputs = ", ".join(f"{dtype}[a] z{k}" for k in range(len(ops)))
+    nodes = "  ".join(f"z{k} = {op}(x, y)" for k, op in enumerate(ops))
+    m = model(f"({dtype}[N] x, {dtype}[N] y) => ({outputs}, bool[a] less) {{ {nodes}  less = Less(x, y) }}")
+    agrees(tmp_path, m, {"x": x[~trap], "y": y[~trap]})
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("by", [-(2**31), -7, -1, 3, 10, 64, 2**31 - 1])
-@pytest.mark.parametrize("op", ["Div", "Mod"])
-def test_a_constant_divisor(tmp_path: Path, op: str, by: int, dtype: np.dtype) -> None:
+def test_constant_divisors(tmp_path: Path, dtype: np.dtype) -> None:
     i = np.iinfo(dtype)
-    if not i.min <= by <= i.max:
-        by = max(int(i.min), min(by, int(i.max))) or 5
+    by = [d for d in (-7, -1, 3, 10, 64, i.max, i.min) if d and i.min <= d <= i.max]
+    consts = ", ".join(f"{dtype} d{k} = {{{d}}}" for k, d in enumerate(by))
+    outputs = ", ".join(f"{dtype}[a] q{k}, {dtype}[a] r{k}" for k in range(len(by)))
+    nodes = "  ".join(f"q{k} = Div(x, d{k})  r{k} = Mod(x, d{k})" for k in range(len(by)))
     x = EDGES[dtype]
-    x = x[x != i.min] if by == -1 else x
-    agrees(tmp_path, model(f"({dtype}[N] x) => ({dtype}[a] y) <{dtype} by = {{{by}}}> {{ y = {op}(x, by) }}"), {"x": x})
+    agrees(tmp_path, model(f"({dtype}[N] x) => ({outputs}) <{consts}> {{ {nodes} }}"), {"x": x[x != i.min]})
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("bounds", ["constant", "given", "crossed"])
-def test_clip_to_bounds_that_no_f64_holds(tmp_path: Path, bounds: str, dtype: np.dtype) -> None:
+def test_clip_to_bounds_that_no_f64_holds(tmp_path: Path, dtype: np.dtype) -> None:
     i = np.iinfo(dtype)
-    low, high = (i.max - 1, i.min + 1) if bounds == "crossed" else (i.min + 1, i.max - 1)
-    head = f"{dtype} low = {{{low}}}, {dtype} high = {{{high}}}"
-    text = f"({dtype}[N] x) => ({dtype}[a] y) <{head}>"
-    feeds = {"x": EDGES[dtype]}
-    if bounds == "given":
-        text = f"({dtype}[N] x, {dtype} low, {dtype} high) => ({dtype}[a] y)"
-        feeds |= {"low": np.array(low, dtype), "high": np.array(high, dtype)}
-    agrees(tmp_path, model(f"{text} {{ y = Clip(x, low, high) }}", 13), feeds)
-
-
-@pytest.mark.parametrize(
-    ("start", "limit", "delta"),
-    [
-        (2**63 - 6, 2**63 - 1, 3),
-        (-(2**63), -(2**63) + 7, 3),
-        (-(2**63) + 7, -(2**63), -3),
-        (-(2**63), 2**63 - 1, 2**62 + 1),
-        (2**63 - 1, -(2**63), -(2**63)),
-        (5, 4, 1),
-    ],
-)
-def test_ranges_between_the_ends(tmp_path: Path, start: int, limit: int, delta: int) -> None:
     m = model(
-        f"(int64 start, int64[N] x) => (int64[a] y) <int64 limit = {{{limit}}}, int64 delta = {{{delta}}}> "
-        "{ r = Range(start, limit, delta)  y = Neg(r) }"
+        f"""({dtype}[N] x, {dtype} l, {dtype} h) => ({dtype}[a] inside, {dtype}[a] crossed, {dtype}[a] given)
+        <{dtype} low = {{{i.min + 1}}}, {dtype} high = {{{i.max - 1}}}> {{
+        inside = Clip(x, low, high)  crossed = Clip(x, high, low)  given = Clip(x, l, h) }}""",
+        13,
     )
-    agrees(tmp_path, m, {"start": np.array(start), "x": np.array([1])})
+    agrees(tmp_path, m, {"x": EDGES[dtype], "l": np.array(i.min + 1, dtype), "h": np.array(i.max - 1, dtype)})
+
+
+RANGES = (
+    (2**63 - 6, 2**63 - 1, 3),
+    (-(2**63), -(2**63) + 7, 3),
+    (-(2**63) + 7, -(2**63), -3),
+    (-(2**63), 2**63 - 1, 2**62 + 1),
+    (2**63 - 1, -(2**63), -(2**63)),
+    (5, 4, 1),
+)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_ranges_between_the_ends(tmp_path: Path, given: bool) -> None:
+    names = [f"{what}{k}" for k in range(len(RANGES)) for what in "sld"]
+    numbers = [n for r in RANGES for n in r]
+    consts = ", ".join(f"int64 {v} = {{{n}}}" for v, n in zip(names, numbers, strict=True))
+    inputs = ", ".join(f"int64 {v}" for v in names)
+    outputs = ", ".join(f"int64[a{k}] y{k}" for k in range(len(RANGES)))
+    nodes = "  ".join(f"r{k} = Range(s{k}, l{k}, d{k})  y{k} = Neg(r{k})" for k in range(len(RANGES)))
+    feeds = {v: np.array(n) for v, n in zip(names, numbers, strict=True)}
+    if given:
+        agrees(tmp_path, model(f"({inputs}) => ({outputs}) {{ {nodes} }}"), feeds)
+    else:
+        agrees(tmp_path, model(f"() => ({outputs}) <{consts}> {{ {nodes} }}"), {})
