@@ -43,7 +43,8 @@ import numpy as np
 import onnx
 from fused import CLI, run_child
 from fuzz_graph import Made, random_graph, random_opset
-from fuzz_judge import Answer, Finding, Question, judge, merged
+from fuzz_judge import Answer, Finding, Question, judge
+from fuzz_parts import merged
 from fuzz_shrink import as_test, shrink
 
 from onnxfuse.verify.inputs import save_npz

@@ -16,7 +16,7 @@ import onnx
 import onnx.parser
 import onnx.printer
 from fuzz_graph import REFUSALS
-from fuzz_judge import alone
+from fuzz_parts import alone
 from onnx import helper, numpy_helper
 
 Feeds = Mapping[str, np.ndarray]
