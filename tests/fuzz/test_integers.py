@@ -96,20 +96,21 @@ RANGES = (
     (2**63 - 6, 2**63 - 1, 3),
     (-(2**63), -(2**63) + 7, 3),
     (-(2**63) + 7, -(2**63), -3),
+    (5, 4, 1),
     (-(2**63), 2**63 - 1, 2**62 + 1),
     (2**63 - 1, -(2**63), -(2**63)),
-    (5, 4, 1),
 )
 
 
 @pytest.mark.parametrize("given", [False, True])
 def test_ranges_between_the_ends(tmp_path: Path, given: bool) -> None:
-    names = [f"{what}{k}" for k in range(len(RANGES)) for what in "sld"]
-    numbers = [n for r in RANGES for n in r]
+    ranges = RANGES if given else RANGES[:-2]  # onnxruntime plans constant ones by a difference that wraps
+    names = [f"{what}{k}" for k in range(len(ranges)) for what in "sld"]
+    numbers = [n for r in ranges for n in r]
     consts = ", ".join(f"int64 {v} = {{{n}}}" for v, n in zip(names, numbers, strict=True))
     inputs = ", ".join(f"int64 {v}" for v in names)
-    outputs = ", ".join(f"int64[a{k}] y{k}" for k in range(len(RANGES)))
-    nodes = "  ".join(f"r{k} = Range(s{k}, l{k}, d{k})  y{k} = Neg(r{k})" for k in range(len(RANGES)))
+    outputs = ", ".join(f"int64[a{k}] y{k}" for k in range(len(ranges)))
+    nodes = "  ".join(f"r{k} = Range(s{k}, l{k}, d{k})  y{k} = Neg(r{k})" for k in range(len(ranges)))
     feeds = {v: np.array(n) for v, n in zip(names, numbers, strict=True)}
     if given:
         agrees(tmp_path, model(f"({inputs}) => ({outputs}) {{ {nodes} }}"), feeds)
