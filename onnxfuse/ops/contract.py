@@ -64,10 +64,9 @@ def matrix_product(a: Tensor, b: Tensor, left_of: Element = _computed, right_of:
 
 
 # --- convolution ---------------------------------------------------------------------------------------------------
-def _out_extent(d: Dim, kernel: int, stride: int, dilation: int, begin: int, end: int, ceil: int = 0) -> Dim:
+def _out_extent(d: Dim, span: int, stride: int, begin: int, end: int | Expr, ceil: int = 0) -> Dim:
     """Number of windows. Onnxruntime's division truncates: one a little larger than the padded input counts once."""
-    span = dilation * (kernel - 1) + 1
-    room = simplify(dim_expr(d) + (begin + end - span))
+    room = simplify(dim_expr(d) + (end + (begin - span)))
     rounded = simplify(room + (stride - 1 if ceil else 0))
     out = simplify(rounded // stride + 1)
     if stride > 1 and not ceil and not _fits(rounded):
@@ -119,10 +118,14 @@ def windows(
     pads: Sequence[int] | None,
     auto_pad: str,
     ceil: int = 0,
+    *,
+    pool: bool = False,
 ) -> Windows:
-    """The windows of a convolution or pool over `x`."""
+    """The windows of a convolution or pool over `x`. Onnxruntime pads a pool for SAME as if it had no dilations."""
     n = len(kernel)
     stride, dilation = list(strides or [1] * n), list(dilations or [1] * n)
+    spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    padded = list(kernel) if pool else spans
     refuse_impossible(kernel_shape=kernel, strides=stride, dilations=dilation)
     refuse_impossible(least=0, pads=pads or ())
     w = Windows(list(kernel), stride, dilation, [0] * n, [0] * n, [])
@@ -131,7 +134,7 @@ def windows(
         flat = list(pads) if pads is not None else [0] * (2 * n)
         w = replace(w, begin=flat[:n], end=flat[n:])
     elif auto_pad != "VALID":
-        totals = [_same_total(x.shape[2 + k], kernel[k], stride[k], dilation[k]) for k in range(n)]
+        totals = [_same_total(x.shape[2 + k], padded[k], stride[k]) for k in range(n)]
         if None in totals:
             why = f"auto_pad={auto_pad} with strides {stride} on {x.type}: the padding depends on the dimensions"
             refusal = Refusal("UN_DATA_DEPENDENT", why)
@@ -140,17 +143,22 @@ def windows(
         begin, end = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
         w = replace(w, begin=begin, end=end)
     if refusal is not None:
-        rounded = [as_dim((dim_expr(d) + (s - 1)) // s) for d, s in zip(x.shape[2:], stride, strict=True)]
-        return replace(w, counts=rounded, refusal=refusal)
-    counts = [
-        _out_extent(x.shape[2 + k], kernel[k], stride[k], dilation[k], w.begin[k], w.end[k], ceil) for k in range(n)
-    ]
+        same = [_same_count(x.shape[2 + k], spans[k], padded[k], stride[k]) for k in range(n)]
+        return replace(w, counts=same, refusal=refusal)
+    counts = [_out_extent(x.shape[2 + k], spans[k], stride[k], w.begin[k], w.end[k], ceil) for k in range(n)]
     return replace(w, counts=counts)
 
 
-def _same_total(d: Dim, kernel: int, stride: int, dilation: int) -> int | None:
+def _same_count(d: Dim, span: int, padded: int, stride: int) -> Dim:
+    """How many windows SAME makes of any dimension that is padded for windows of `padded` elements."""
+    rounded = (dim_expr(d) + (stride - 1)) // stride
+    if span == padded:
+        return as_dim(rounded)
+    return _out_extent(d, span, stride, 0, maximum((rounded - 1) * stride + padded - dim_expr(d), 0))
+
+
+def _same_total(d: Dim, span: int, stride: int) -> int | None:
     """Padding of one dimension so that there are ceil(d / stride) windows; None when it depends on run-time `d`."""
-    span = dilation * (kernel - 1) + 1
     if isinstance(d, int):
         return max((-(-d // stride) - 1) * stride + span - d, 0)
     return span - 1 if stride == 1 else None

@@ -51,7 +51,7 @@ def MaxPool(
     outputs,
 ):
     """Maximum over a window; padding never wins."""
-    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode, pool=True)
     init = lowest(x.dtype)
 
     def body(*i: Expr) -> Expr:
@@ -70,7 +70,7 @@ def AveragePool_7(
     x, *, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None, kernel_shape, pads=None, strides=None
 ):
     """Mean over a window, over the elements inside (or over all its taps: count_include_pad)."""
-    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode, pool=True)
     # Beyond padding as well, which a window only reaches that is larger than its padded input.
     if count_include_pad and not ceil_mode:
         return _average(x, over, lambda pos: lit(math.prod(over.kernel), DType.I64))
@@ -82,7 +82,7 @@ def AveragePool(
     x, *, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None, kernel_shape, pads=None, strides=None
 ):
     """Mean over a window, over the elements inside (or over padding too: count_include_pad)."""
-    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode, pool=True)
     return _average(x, over, lambda pos: _taps_inside(x, over, pos, count_include_pad))
 
 
@@ -121,7 +121,7 @@ def LpPool(x, *, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape, p
     """p-norm over a window."""
     if not x.dtype.is_float:
         raise Unsupported("UN_DTYPE", f"LpPool on {x.dtype}")
-    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode, pool=True)
 
     def body(*i: Expr) -> Expr:
         at = _places(i, over)

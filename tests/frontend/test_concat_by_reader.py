@@ -15,10 +15,12 @@ HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 
 
 def model(body: str, signature: str, weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """A model with random weights; those of products keep the size of what goes through them."""
     m = onnx.parser.parse_model(f"{HEAD} g {signature} {{ {body} }}")
     rng = np.random.default_rng(1)
     for name, shape in weights.items():
-        m.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape, dtype=np.float32), name))
+        values = rng.standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(np.prod(shape[1:])))
+        m.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     return m
 
 

@@ -298,3 +298,26 @@ def test_a_private_row_of_two_axes_is_written_where_it_is_read(tmp_path: Path, s
         "v = Identity(z)  q = Abs(v)  y = Mul(q, s) }"
     )
     agrees(tmp_path, m, {"x": floats(7, 2, 1, 17), "z": floats(60, 80)})
+
+
+# --- windows that onnxruntime pads in a way of its own ---------------------------------------------------------------
+@pytest.mark.parametrize("pad", ["SAME_LOWER", "SAME_UPPER"])
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize("dim", ["7", "N"])
+def test_dilations_do_not_count_in_the_padding_of_a_pool(tmp_path: Path, op: str, pad: str, dim: str) -> None:
+    attrs = f'kernel_shape = [3], dilations = [2], auto_pad = "{pad}"'
+    m = model(
+        f"""(float[1,1,{dim}] x) => (float[a,b,c] y, float[d,e,f] z) {{
+        y = {op}<{attrs}>(x)  p = {op}<{attrs}, strides = [2]>(x)  z = Exp(p) }}""",
+        opset=19,
+    )
+    agrees(tmp_path, m, {"x": floats(1, 1, 7)})
+
+
+def test_indices_of_a_dilated_pool_have_the_size_of_its_windows(tmp_path: Path) -> None:
+    m = model(
+        """(int8[1,1,1] x) => (int64[a,b,c] y) <int64[0] none = {}> {
+        v, w = MaxPool<kernel_shape = [2], auto_pad = "SAME_LOWER", dilations = [2]>(x)  y = Div(w, none) }""",
+        opset=14,
+    )
+    agrees(tmp_path, m, {"x": np.ones((1, 1, 1), np.int8)})
