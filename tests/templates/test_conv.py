@@ -82,6 +82,15 @@ def test_static_sizes_and_weights_that_are_no_constant() -> None:
     check(s.kernel(2, 6, [10, 11], 16, const=False), s, [(2, 6, 10, 11)])
 
 
+@pytest.mark.parametrize(("channels", "features", "size"), [(8, 96, (61, 53)), (24, 61, (75, 69)), (30, 96, (1, 4099))])
+def test_outputs_larger_than_the_cache_are_written_line_after_line(
+    channels: int, features: int, size: tuple[int, int]
+) -> None:
+    """Of few channels: every panel of the input is packed once and serves all rows."""
+    s = Setting([1, 1], [1, 1], [1, 1], [(0, 0), (0, 0)])
+    check(s.kernel(1, channels, list(size), features), s, [(1, channels, *size)])
+
+
 def test_many_channels_take_several_blocks_of_k() -> None:
     s = Setting([3, 3], [1, 1], [1, 1], ONE)
     check(s.kernel(1, 70, [14, 14], 300), s, [(1, 70, 14, 14)])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from onnxfuse.analysis.roles import Contraction, roles
-from onnxfuse.codegen.object import host_features
+from onnxfuse.codegen.generate import emit_module
+from onnxfuse.codegen.object import compile_module, host_features
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, apply, load, sym, var, where
@@ -22,6 +24,7 @@ from onnxfuse.ir.types import Dim, tensor
 from onnxfuse.runtime.jit import Jitted, jit
 from onnxfuse.target import Target, by_name
 from onnxfuse.templates.gemm import GEMM
+from onnxfuse.templates.microkernel import tile_cost, tile_for
 from tests.templates.contractions import anchored, element, matmul, random
 
 NATIVE = by_name("native", host_features())
@@ -75,6 +78,30 @@ def test_other_vector_widths(target: Target) -> None:
         for m, n, k in [*SIZES[::5], (29, 65, 40), (14, 32, 8), (15, 33, 8)]:
             a, b = operands(m, n, k, rng)
             close(run([a, b.T.copy() if tb else b])[0], a, b)
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
+def test_sums_stay_in_registers_over_k(name: str) -> None:
+    """No step of k of a whole tile goes through the stack."""
+    target = by_name(name)
+    kernel = matmul([], 168, 96, 64, const="B")
+    found = GEMM.propose(kernel, target)
+    assert not isinstance(found, Refusal), found
+    text = compile_module(emit_module(Plan(kernel, found[0], GEMM), target).text, target, keep_asm=True).asm
+    tile = tile_for(target, DType.F32, 168, 96)
+    steps = [b for b in re.split(r"\n[.\w]+:", text) if b.count("vfmadd") >= tile.mr * tile.nv]
+    assert steps
+    assert not [line for b in steps for line in b.splitlines() if "mm" in line and "(%rsp)" in line]
+
+
+def test_tiles_fit_the_sizes_that_are_known() -> None:
+    wide = by_name("x86-64-v4")
+    shapes = {(t.mr, t.nv): None for t in (tile_for(wide, DType.F32), tile_for(wide, DType.F32, 768, 3072))}
+    assert list(shapes) == [(8, 3)]
+    tile = tile_for(wide, DType.F32, 6, 128)
+    assert (tile.mr, tile.nv) == (6, 4)
+    assert tile_cost(tile, 6, 128) < tile_cost(tile_for(wide, DType.F32), 6, 128)
 
 
 @pytest.mark.parametrize("const", ["A", "B"])
