@@ -41,6 +41,13 @@ class Target:
         """Elements of a vector register."""
         return max(1, self.vector_bits // 8 // element_bytes)
 
+    def lanes_along(self, element_bytes: int, extent: object) -> int:
+        """Elements of the narrowest vector, of four at least, that holds a line; the widest for an unknown extent."""
+        lanes = self.lanes(element_bytes)
+        while isinstance(extent, int) and extent <= lanes // 2 and lanes > 4:
+            lanes //= 2
+        return lanes
+
 
 _V2 = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt")
 _V3 = (*_V2, "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe")

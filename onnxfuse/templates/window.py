@@ -30,7 +30,6 @@ from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.loops import Axis
 from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.ir.simplify import dim_expr, simplify
-from onnxfuse.ir.types import Dim
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import epilogue_cost, points, pointwise_seconds
 from onnxfuse.templates.packing import Line, decode, pack_block, pack_pairs, pieces
@@ -76,7 +75,7 @@ class Windowed:
             return Refusal("WINDOW_TAPS", f"{w.taps} taps, at most {MAX_TAPS} are unrolled")
         assert w.x.out is not None
         width = w.x.out.extent
-        lanes = _lanes(target.lanes(w.acc.bytes), width)
+        lanes = target.lanes_along(w.acc.bytes, width)
         if isinstance(width, int) and width < max(2, lanes // 4):
             return Refusal("WINDOW_NARROW", f"output lines of {width}, vectors of {lanes}")
         lines = 1 if w.y.out is None else LINES if epilogue_cost(w.finish, w.stores) < LONG_EPILOGUE else LINES // 2
@@ -118,13 +117,6 @@ class Windowed:
 
 
 WINDOW = Windowed()
-
-
-def _lanes(most: int, width: Dim) -> int:
-    """The narrowest vector that still holds a whole line, or the widest there is."""
-    while isinstance(width, int) and width <= most // 2 and most > 4:
-        most //= 2
-    return most
 
 
 def _of_halves(w: Window) -> bool:

@@ -137,15 +137,9 @@ def design(c: Conv, sides: tuple[Side, Side], target: Target) -> Design:
     group = 64 if c.channels >= MANY else 32
     # Few features are still to make a part for each of two cores.
     group = max(mr, min(group, -(-c.features // 2 // mr) * mr)) if target.cores > 1 else group
-    return _evened(Design(c, _lanes(c, sides[1], wide), wide, *sides, mr, nv, block, group, target.cores))
-
-
-def _lanes(c: Conv, across: Side, wide: int) -> int:
-    """Vectors of the transforms do not go past the end of a line of tiles: no wider than the next power of two."""
-    lanes = wide
-    while isinstance(c.x.extent, int) and -(-c.x.extent // across.m) <= lanes // 2 and lanes > 4:
-        lanes //= 2
-    return lanes
+    width, m = c.x.extent, sides[1].m
+    lanes = target.lanes_along(4, -(-width // m) if isinstance(width, int) else width)  # tiles of one line
+    return _evened(Design(c, lanes, wide, *sides, mr, nv, block, group, target.cores))
 
 
 def _evened(d: Design) -> Design:
