@@ -98,7 +98,7 @@ class VerifyConfig:
     enabled: bool = True
     runs: int = 1  # random input sets per sampled shape
     seed: int = 0
-    rtol: float | None = None  # None: from the dtype (verify/compare.py)
+    rtol: float | None = None  # None: from the dtype (verify/values.py)
     atol: float | None = None
     shapes: int = 3  # distinct input shapes tried when the model has dynamic dimensions
     output_rtol: dict[str, float] = field(default_factory=dict)  # per output name; wins over rtol

@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # onnxruntime is not needed to print a table
     from onnxfuse.ir.partition import Decision
     from onnxfuse.tuning import Tuning
     from onnxfuse.verify.bench import BenchReport, Timing
-    from onnxfuse.verify.compare import OutputReport, Report
+    from onnxfuse.verify.compare import Report
+    from onnxfuse.verify.values import OutputReport
 
 _WIDTH = 120  # columns when the output is not a terminal
 _SHOWN_REASONS = 3  # rows of one code before "n more reasons"

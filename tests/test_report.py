@@ -7,7 +7,8 @@ import pytest
 from onnxfuse import report
 from onnxfuse.inspection import GroupFacts, Inspection, LeftNode, Member, from_json
 from onnxfuse.verify.bench import BenchReport, Timing
-from onnxfuse.verify.compare import Mismatch, OutputReport, Report, RunReport
+from onnxfuse.verify.compare import Report, RunReport
+from onnxfuse.verify.values import Mismatch, OutputReport
 
 FACTS = Inspection(
     (

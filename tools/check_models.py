@@ -232,7 +232,7 @@ def _worker(job_file: str) -> int:
     from onnxfuse.config import VerifyConfig
     from onnxfuse.errors import UsageError
     from onnxfuse.verify import ort
-    from onnxfuse.verify.compare import compare_results
+    from onnxfuse.verify.values import compare_results
 
     job = json.loads(Path(job_file).read_text())
     path, library = Path(job["path"]), library_of(Path(job["path"]))
@@ -294,7 +294,7 @@ def _not_ours(path: Path, ran: Sequence[tuple[str, str]]) -> list[str]:
 def _run_elsewhere(python: str, model: Model, original: Path, path: Path, scratch: Path, outcome: Outcome) -> None:
     """The first and the last case in another interpreter's onnxruntime, against the original there."""
     from onnxfuse.config import VerifyConfig
-    from onnxfuse.verify.compare import compare_results
+    from onnxfuse.verify.values import compare_results
 
     dtypes = input_dtypes(original)
     cases = model.cases if len(model.cases) < 2 else (model.cases[0], model.cases[-1])

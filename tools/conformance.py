@@ -338,7 +338,7 @@ def _feeds(model: onnx.ModelProto, given: Sequence[object]) -> dict[str, object]
 def _differences(want: Mapping[str, Any], got: Mapping[str, Any]) -> list[str]:
     """Where two results of onnxruntime disagree."""
     from onnxfuse.config import VerifyConfig
-    from onnxfuse.verify.compare import compare_results
+    from onnxfuse.verify.values import compare_results
 
     bad = [o for o in compare_results(want, got, VerifyConfig()) if not o.ok]
     return [f"{o.name}: {o.problem or _numbers(o)}" for o in bad]

@@ -38,7 +38,7 @@ from onnxfuse.config import Config, FusionConfig, FusionMode, VerifyConfig
 from onnxfuse.errors import OnnxfuseError, UsageError
 from onnxfuse.pipeline import Bundle, optimize
 from onnxfuse.verify import ort
-from onnxfuse.verify.compare import OutputReport, compare_results
+from onnxfuse.verify.values import OutputReport, compare_results
 
 Feeds = Mapping[str, np.ndarray]
 REMEMBERED = 3000  # compiled kernels

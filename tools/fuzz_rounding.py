@@ -16,7 +16,7 @@ from onnxfuse.frontend.protos import captured_names
 from onnxfuse.ir.op import Family
 from onnxfuse.ops.table import lookup
 from onnxfuse.verify import ort
-from onnxfuse.verify.compare import compare_results
+from onnxfuse.verify.values import compare_results
 
 Feeds = Mapping[str, np.ndarray]
 NOISE, RUNS, REACH = 6.0, 10, 6.0  # eps per inexact op; noisy runs; times their spread that is forgiven

@@ -36,8 +36,8 @@ from onnxfuse.ir.plan import Call, Plan
 from onnxfuse.runtime.jit import Jitted, jit
 from onnxfuse.target import by_name
 from onnxfuse.verify import ort
-from onnxfuse.verify.compare import default_tolerance
 from onnxfuse.verify.inputs import samples
+from onnxfuse.verify.values import default_tolerance
 
 SIDES = ("start", "end")
 

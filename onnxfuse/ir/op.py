@@ -47,7 +47,7 @@ _LEVEL = {Kind.ELEMWISE: 0, Kind.BROADCAST: 1, Kind.INJECTIVE: 2, Kind.REDUCE: 3
 class Tol:
     """Tolerance against onnxruntime: `exact`, `ulp` (n units in the last place) or `sum` (reassociated sums).
 
-    For `sum` the bound is rtol/atol by dtype (verify/compare.py), because the order of summation is free.
+    For `sum` the bound is rtol/atol by dtype (verify/values.py), because the order of summation is free.
     """
 
     kind: str

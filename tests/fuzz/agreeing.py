@@ -11,7 +11,7 @@ import onnx.parser
 import onnxfuse
 from onnxfuse.config import FusionMode, VerifyConfig
 from onnxfuse.verify import ort
-from onnxfuse.verify.compare import compare_results
+from onnxfuse.verify.values import compare_results
 
 Feeds = dict[str, np.ndarray]
 

@@ -15,7 +15,7 @@ from onnxfuse.ir.plan import Plans
 from onnxfuse.pipeline import optimize
 from onnxfuse.trace import Stopped, Trace
 from onnxfuse.verify import ort
-from onnxfuse.verify.compare import compare_results
+from onnxfuse.verify.values import compare_results
 
 SMALL = {p.stem: p for p in modelzoo.small_models()}
 INPUTS = {"mask": {"low": 0, "high": 2}}

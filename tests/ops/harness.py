@@ -269,7 +269,7 @@ def differing(want: np.ndarray, got: np.ndarray, op: Op) -> Iterator[str]:
             case "ulp":
                 bad = ~(same | (finite & ((ulps(want, got) <= op.tol.ulp) | (diff <= op.tol.floor * eps(want)))))
             case _:
-                from onnxfuse.verify.compare import default_tolerance
+                from onnxfuse.verify.values import default_tolerance
 
                 tol = default_tolerance(want.dtype)
                 largest = float(np.max(np.abs(w), where=np.isfinite(w), initial=0.0))

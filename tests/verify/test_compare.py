@@ -1,4 +1,4 @@
-"""verify/compare.py: what counts as equal, and what the report says when it is not."""
+"""verify/compare.py, verify/values.py: what counts as equal, and what the report says when it is not."""
 
 import json
 
@@ -10,7 +10,8 @@ from onnx import parser
 from onnxfuse.config import Precision, VerifyConfig
 from onnxfuse.errors import UsageError
 from onnxfuse.verify import ort
-from onnxfuse.verify.compare import compare, compare_many, compare_results, compare_values
+from onnxfuse.verify.compare import compare, compare_many
+from onnxfuse.verify.values import compare_results, compare_values
 
 F32 = np.float32
 DEFAULT = VerifyConfig()
