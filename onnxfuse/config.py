@@ -109,6 +109,8 @@ class VerifyConfig:
     val_ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # per input name; "" = every input
     precision: Precision = Precision.F32  # of the candidate's weights: decides on the tolerance of f32 outputs
     speed: float = 0.0  # seconds of timing the result against the original once it agrees; 0: none
+    whole: int = 1 << 29  # bytes: a model with more weights runs in parts, one session after another
+    part: int = 1 << 28  # bytes of weights of one part, unless a single node has more
 
 
 @dataclass(frozen=True, slots=True)

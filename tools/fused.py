@@ -24,11 +24,11 @@ class Finished:
     code: int
     output: str
     seconds: float
-    peak_rss: int  # bytes
+    peak_rss: int  # bytes; of the child or of one of its own children, whichever held more
 
 
 def run_child(command: Sequence[str], timeout: float = 600.0) -> Finished:
-    """Run a child to its end; stdout and stderr together. Peak memory is the child's own, not its children's."""
+    """Run a child to its end; stdout and stderr together."""
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
         assert child.stdout is not None

@@ -1,6 +1,7 @@
 """Models of unusual size, made by a formula: for tools/soak.py and tests.
 
 big        weights of several GiB as external data; the largest tensor is a third of them
+many       as much in tensors of 16 MiB
 long       many nodes: residual blocks of products and pointwise nodes, in one line
 groups     many groups of distinct structure, kept apart by nodes that are never fused
 """
@@ -33,7 +34,41 @@ def big(path: Path, gib: float = 3.0) -> int:
     width = 4096
     rows = int(gib * GIB / 3 / 4 / width)
     shapes = {"w0": (width, rows), "w1": (rows, width), "table": (rows, width)}
-    block = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32) / 64
+    tensors = external(path, shapes, 1 / 64)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", "w1"], ["c"]),
+        helper.make_node("Gather", ["table", "i"], ["e"], axis=0),
+        helper.make_node("Add", ["c", "e"], ["d"]),
+        helper.make_node("Tanh", ["d"], ["y"]),
+    ]
+    made = model(nodes, {"x": ["N", width]}, {"y": ["N", width]}, tensors)
+    made.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, ["N"]))
+    onnx.save(made, path)
+    return max(a * b * 4 for a, b in shapes.values())
+
+
+def many(path: Path, gib: float = 3.0) -> int:
+    """x[N, K] through blocks of a product, a Tanh and a residual; returns the largest tensor's bytes."""
+    width = 2048
+    size = width * width * 4
+    shapes = {f"w{k}": (width, width) for k in range(int(gib * GIB / size))}
+    tensors = external(path, shapes, 1 / 512)  # blocks that amplify would make a difference of one bit into any
+    nodes, last = [], "x"
+    for k, name in enumerate(shapes):
+        nodes.append(helper.make_node("MatMul", [last, name], [f"a{k}"], f"product_{k}"))
+        nodes.append(helper.make_node("Tanh", [f"a{k}"], [f"b{k}"], f"tanh_{k}"))
+        nodes.append(helper.make_node("Add", [f"b{k}", last], [f"c{k}"], f"add_{k}"))
+        last = f"c{k}"
+    nodes.append(helper.make_node("Identity", [last], ["y"], "last"))
+    onnx.save(model(nodes, {"x": ["N", width]}, {"y": ["N", width]}, tensors), path)
+    return size
+
+
+def external(path: Path, shapes: dict[str, tuple[int, int]], scale: float) -> list[TensorProto]:
+    """Normal weights of this deviation and these shapes, written to a file beside the model."""
+    block = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32) * np.float32(scale)
     tensors, offset = [], 0
     data = path.with_name(path.name + ".data")
     with data.open("wb") as f:
@@ -47,18 +82,7 @@ def big(path: Path, gib: float = 3.0) -> int:
                 f.write(block.data)
             f.write(block.data.cast("B")[: size % block.nbytes])
             offset += size
-    nodes = [
-        helper.make_node("MatMul", ["x", "w0"], ["a"]),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("MatMul", ["b", "w1"], ["c"]),
-        helper.make_node("Gather", ["table", "i"], ["e"], axis=0),
-        helper.make_node("Add", ["c", "e"], ["d"]),
-        helper.make_node("Tanh", ["d"], ["y"]),
-    ]
-    made = model(nodes, {"x": ["N", width]}, {"y": ["N", width]}, tensors)
-    made.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, ["N"]))
-    onnx.save(made, path)
-    return max(a * b * 4 for a, b in shapes.values())
+    return tensors
 
 
 def long(nodes: int, prefix: str = "") -> onnx.ModelProto:

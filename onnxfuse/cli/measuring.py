@@ -31,7 +31,7 @@ class Remembered:
     def of(cls, model: Path, bundle: Bundle, config: Config, measure: bool | None) -> Remembered | None:
         """None when the speed is not wanted (measure=None: of a small model it is), or when nothing was compiled."""
         from onnxfuse.codegen.cache import default_cache, hash_of
-        from onnxfuse.verify.child import large
+        from onnxfuse.verify.running import large
 
         wanted = not large(model, LIMIT) if measure is None else measure
         if bundle.library is None or not wanted or not config.verify.enabled or config.tune:

@@ -22,7 +22,8 @@ from onnxfuse.errors import UsageError
 from onnxfuse.ir.bodies import BodyFiles, FormalInput
 from onnxfuse.verify import ort
 from onnxfuse.verify.compare import Report, compare_many
-from onnxfuse.verify.inputs import Sample, samples, specs
+from onnxfuse.verify.inputs import Sample, specs
+from onnxfuse.verify.running import How, in_parts, opened, samples
 
 if TYPE_CHECKING:
     import onnx
@@ -71,8 +72,8 @@ def not_compared(job: BodiesJob, body: BodyFiles, why: str) -> Report:
 
 
 def _main_feeds(job: BodiesJob) -> Mapping[str, object]:
-    sess = ort.session(job.model, libraries=job.custom_op_libraries)
-    sample, _ = next(iter(samples(sess, replace(job.config, runs=1, shapes=1))))
+    model = opened(job.model, How(job.custom_op_libraries, threads=1), job.config)
+    sample, _ = next(samples(model, replace(job.config, runs=1, shapes=1)))
     return sample.feeds
 
 
@@ -158,6 +159,9 @@ def _tapped(job: BodiesJob, model: Path, feeds: Mapping[str, object], names: Seq
     """Values inside a model, by making them outputs."""
     if not names:
         return {}
+    parts = in_parts(model, How(job.custom_op_libraries, threads=1), job.config)
+    if parts is not None:
+        return dict(parts.tapped(names).run(feeds))
     if model.stat().st_size > _TAP_LIMIT:
         raise KeyError(names[0])
     import onnx  # here as well

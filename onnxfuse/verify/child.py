@@ -9,7 +9,6 @@ then the result (a tuple) or the UsageError.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import pickle
 import signal
@@ -28,11 +27,11 @@ from onnxfuse.errors import UsageError, VerifyError
 from onnxfuse.ir.bodies import BodyFiles
 from onnxfuse.verify.bodies import BodiesJob, step_of
 from onnxfuse.verify.compare import Original, Report, compare_many, original
+from onnxfuse.verify.running import large
 from onnxfuse.verify.speed import Candidate, first_sample, speeds
 
 T_co = TypeVar("T_co", covariant=True)
 _AHEAD_LIMIT = 1 << 30  # bytes of a model that is loaded ahead, at most
-_EXTERNAL = b"\n\x08location"  # how a tensor in another file is written: key 1 of its first entry
 _KEPT_LINES = 5  # of what a child that crashed had printed
 # Large blocks go back to the system when a session is gone: the next one needs the room (glibc would keep them).
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
@@ -108,19 +107,6 @@ class Begin:
             return original(self.reference, config=self.config, custom_op_libraries=self.custom_op_libraries, step=step)
         except (UsageError, OSError):
             return None
-
-
-def large(path: Path, limit: int) -> bool:
-    """More than `limit` bytes, or with weights in other files, whose size is not known."""
-    if not 0 < path.stat().st_size <= limit:
-        return True
-    from onnxfuse.frontend.wire import scan  # here: most processes that compare do without onnx
-
-    scanned = scan(path)
-    if scanned is not None:
-        return _EXTERNAL in scanned[0]
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return data.find(_EXTERNAL) >= 0
 
 
 class Work(Protocol[T_co]):

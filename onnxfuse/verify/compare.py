@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
 from onnxfuse.config import VerifyConfig
 from onnxfuse.errors import UsageError
 from onnxfuse.verify import ort, steps
 from onnxfuse.verify.bench import Timing
-from onnxfuse.verify.inputs import InputSpec, Sample, samples, specs
-from onnxfuse.verify.mapped import Mapped, mapped_session
+from onnxfuse.verify.inputs import InputSpec, Sample
+from onnxfuse.verify.running import How, Interface, Model, Results, opened, samples
 from onnxfuse.verify.values import OutputReport, compare_results, compare_values
 
-Libraries = Sequence[str | os.PathLike[str]]
+Pair = tuple[Sample, Mapping[str, ort.Result]]  # inputs, and what the reference makes of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,7 @@ class Report:
     narrowed  inputs with dimensions that are free in the reference and fixed in the candidate (allowed: the samples
               respect them)
     loaded    False when onnxruntime refused to load the candidate or a library
+    parts     sessions, one after another, that a run of the candidate took: 1, unless its weights are too many for one
     skipped   why there was nothing to compare (a body of control flow that does not run alone)
     speed     the candidate's time beside the reference's, when VerifyConfig.speed asks for it
     """
@@ -60,6 +59,7 @@ class Report:
     loaded: bool = True
     skipped: str = ""
     speed: Timing | None = None
+    parts: int = 1
 
     @property
     def ok(self) -> bool:
@@ -91,7 +91,8 @@ class Report:
             return f"not compared: {self.skipped}"
         if self.ok:
             nodes = next((f"; {r.nodes}" for r in self.runs if r.nodes), "")
-            return f"agrees {with_what}: {len(self.runs)} run(s), {len(self.runs[0].outputs)} output(s){nodes}"
+            parts = f", in {self.parts} parts" if self.parts > 1 else ""
+            return f"agrees {with_what}: {len(self.runs)} run(s), {len(self.runs[0].outputs)} output(s){parts}{nodes}"
         reason = self.error or next((r.error for r in self.runs if r.error), "")
         return f"differs {with_what}: {reason or 'outputs ' + ', '.join(self.failed_outputs)}"
 
@@ -163,9 +164,9 @@ def compare_many(
     sets = [[*custom_op_libraries, *([lib] if lib is not None else [])] for lib in libraries]
     names = ort.describe(reference).strip("'"), ort.describe(candidate).strip("'")
 
-    def load(k: int, interface: _Interface) -> _Contender:
-        step(f"loading {_called(libraries[k])}")
-        return _load(candidate, sets[k], interface, level, threads, lean and libraries[k] is not None)
+    def load(k: int, interface: Interface) -> _Contender:
+        how = How(sets[k], level, threads, _called(libraries[k]), step)
+        return _load(candidate, how, config, interface, lean and libraries[k] is not None)
 
     loaded: list[_Contender] = []  # the first candidate, when it was asked for its dimensions
     if known is not None and sets and any(s.symbols for s in known.wanted):
@@ -188,17 +189,21 @@ def compare_many(
     def report(k: int, library: str | os.PathLike[str] | None) -> Report:
         """In a function, so that its session is gone before the next one is made."""
         c = loaded.pop() if loaded else load(k, interface)
-        runs = []
-        for sample, results in pairs if c.session and not c.error else ():
-            step(f"running {_called(library)} on {_inputs(sample)}")
-            run = _judge(c.session, sample, results, config)
-            if library is not None and not run.ok and not run.error:
-                given = (library, custom_op_libraries)
-                run = _by_nodes(run, c.session, (sample, results), candidate, given, config, step)
-            runs.append(run)
+        runs, error = [], c.error
+        try:
+            for pair, outcome in zip(pairs, _outcomes(c, pairs), strict=False):
+                run = _judge(*pair, outcome, config)
+                if library is not None and c.model is not None and not run.ok and not run.error:
+                    step(f"running every node of {_called(library)} on the original's values")
+                    found = c.model.node_by_node(pair[0].feeds, library, custom_op_libraries)
+                    run = _by_nodes(run, found, pair[1], outcome, config) if found else run
+                runs.append(run)
+        except UsageError as exc:  # a part of it does not load
+            c, error = _Contender(None), f"{exc.what}: {exc.why}"
         narrowed = _narrowed(interface.specs, c.specs)
         ours = (str(library),) if library is not None else ()
-        return Report(*names, ours, tuple(runs), c.error, narrowed, c.session is not None)
+        parts = c.model.parts if c.model is not None else 1
+        return Report(*names, ours, tuple(runs), error, narrowed, c.model is not None, parts=parts)
 
     return tuple(report(k, library) for k, library in enumerate(libraries))
 
@@ -211,20 +216,21 @@ def original(
     threads: int = 0,
     step: Callable[[str], None] | None = None,
     given: Sequence[Sample] = (),
-    narrower: Callable[[_Interface], tuple[InputSpec, ...]] | None = None,
+    narrower: Callable[[Interface], tuple[InputSpec, ...]] | None = None,
 ) -> Original:
     """Run the reference on `given`, or on the inputs that `config` asks for.
 
     `narrower` gives the candidate's inputs: where the reference has free dimensions, those are respected.
     """
     step = step or _silent
-    step("loading the original model")
-    expected = ort.session(reference, threads=threads, libraries=custom_op_libraries)
-    interface, wanted = _interface(expected), specs(expected)
+    how = How(custom_op_libraries, threads=threads, called="the original model", step=step)
+    expected = opened(reference, how, config)
+    interface = expected.interface
+    wanted = interface.specs
     if narrower is not None and any(s.symbols for s in wanted):
         wanted = _narrower(wanted, narrower(interface))
     step("running the original model")
-    pairs = [(s, ort.run(expected, s.feeds)) for s in given] or list(samples(expected, config, wanted))
+    pairs = [(s, expected.run(s.feeds)) for s in given] or list(samples(expected, config, wanted))
     return Original(interface, wanted, pairs)
 
 
@@ -234,11 +240,6 @@ def _silent(step: str) -> None:
 
 def _called(library: str | os.PathLike[str] | None) -> str:
     return f"the optimized model {'without' if library is None else 'with'} its library"
-
-
-def _inputs(sample: Sample) -> str:
-    shapes = ", ".join(f"{name}:{','.join(map(str, dims))}" for name, dims in sample.shapes.items())
-    return f"{sample.label} ({shapes})" if shapes else sample.label
 
 
 def _narrower(reference: tuple[InputSpec, ...], candidate: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
@@ -258,69 +259,39 @@ def _narrowed(reference: Sequence[InputSpec], candidate: Sequence[InputSpec]) ->
     )
 
 
-Names = list[tuple[str, str]]  # (name, type)
-
-
-@dataclass(frozen=True, slots=True)
-class _Interface:
-    """What callers of a model see."""
-
-    specs: tuple[InputSpec, ...]
-    outputs: Names
-    overridable: Names
-
-    @property
-    def inputs(self) -> Names:
-        return [(s.name, s.type) for s in self.specs]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Original:
     """What the reference says: its interface, the inputs asked for (`wanted`), the samples and their results."""
 
-    interface: _Interface
+    interface: Interface
     wanted: tuple[InputSpec, ...]
-    pairs: Sequence[tuple[Sample, Mapping[str, ort.Result]]]
+    pairs: Sequence[Pair]
 
 
 @dataclass(frozen=True, slots=True)
 class _Contender:
-    """A candidate's session, or why there is none."""
+    """A candidate that can be run, or why there is none."""
 
-    session: onnxruntime.InferenceSession | None
+    model: Model | None
     specs: tuple[InputSpec, ...] = ()
     error: str = ""
-    mapped: Mapped | None = None
 
 
-def _interface(sess: onnxruntime.InferenceSession) -> _Interface:
-    outputs, overridable = sess.get_outputs(), sess.get_overridable_initializers()
-    return _Interface(specs(sess), [(v.name, v.type) for v in outputs], sorted((v.name, v.type) for v in overridable))
-
-
-def _load(
-    candidate: ort.Source,
-    libraries: Libraries,
-    expected: _Interface,
-    level: ort.Level,
-    threads: int,
-    lean: bool = False,
-) -> _Contender:
-    mapped = None
+def _load(candidate: ort.Source, how: How, config: VerifyConfig, expected: Interface, lean: bool) -> _Contender:
     try:
-        if lean and isinstance(candidate, Path):
-            mapped = mapped_session(candidate, level=level, threads=threads, libraries=libraries)
-        if mapped is not None:
-            sess = mapped.session
-        else:
-            sess = ort.session(candidate, level=level, threads=threads, libraries=libraries)
+        model = opened(candidate, how, config, lean=lean)
     except UsageError as exc:
         return _Contender(None, error=f"{exc.what}: {exc.why}")
-    found = _interface(sess)
-    return _Contender(sess, found.specs, _interface_difference(expected, found), mapped)
+    return _Contender(model, model.interface.specs, _interface_difference(expected, model.interface))
 
 
-def _interface_difference(a: _Interface, b: _Interface) -> str:
+def _outcomes(c: _Contender, pairs: Sequence[Pair]) -> Iterator[Results | Exception]:
+    """What the candidate makes of the samples; nothing where it cannot be compared."""
+    if c.model is not None and not c.error:
+        yield from c.model.run_each([sample for sample, _ in pairs])
+
+
+def _interface_difference(a: Interface, b: Interface) -> str:
     """What is different about inputs and outputs: names, order, element types; "" when nothing is."""
     for kind, ours, theirs in (
         ("inputs", a.inputs, b.inputs),
@@ -337,31 +308,22 @@ def _signature(values: Sequence[tuple[str, str]]) -> str:
 
 
 def _judge(
-    sess: onnxruntime.InferenceSession, sample: Sample, expected: Mapping[str, ort.Result], config: VerifyConfig
+    sample: Sample, expected: Mapping[str, ort.Result], outcome: Results | Exception, config: VerifyConfig
 ) -> RunReport:
-    try:
-        results = ort.run(sess, sample.feeds)
-    except ort.ORT_ERRORS as exc:
-        return RunReport(sample.label, sample.shapes, (), " ".join(str(exc).split()))
-    return RunReport(sample.label, sample.shapes, compare_results(expected, results, config))
+    if isinstance(outcome, Exception):
+        return RunReport(sample.label, sample.shapes, (), " ".join(str(outcome).split()))
+    return RunReport(sample.label, sample.shapes, compare_results(expected, outcome, config))
 
 
 def _by_nodes(
     run: RunReport,
-    sess: onnxruntime.InferenceSession,
-    pair: tuple[Sample, Mapping[str, ort.Result]],
-    candidate: ort.Source,
-    libraries: tuple[str | os.PathLike[str], Libraries],
+    found: Sequence[steps.NodeResult],
+    expected: Mapping[str, ort.Result],
+    results: Results | Exception,
     config: VerifyConfig,
-    step: Callable[[str], None],
 ) -> RunReport:
-    """The run judged node by node, if the candidate has products of dequantised numbers in integers (see steps.py)."""
-    model = steps.load(candidate)
-    if not steps.stepped(model):
-        return run
-    step(f"running every node of {_called(libraries[0])} on the original's values")
-    sample, expected = pair
-    found = steps.node_by_node(model, sample.feeds, *libraries)
+    """The run judged by what every node makes of the original's values (see steps.py)."""
+    assert not isinstance(results, Exception)
     problems = []
     for r in found:
         plain = None if r.most else compare_values(r.node, r.reference, r.candidate, config)
@@ -371,7 +333,6 @@ def _by_nodes(
     problem = next(filter(None, problems), "")
     moved, total = sum(r.moved for r in found if r.most), sum(r.reference.size for r in found if r.most)
     told = f"{len(found)} results one by one on the original's values: {moved} of {total} elements a step off"
-    results = ort.run(sess, sample.feeds)
     outputs = []
     for out in run.outputs:
         value, mine = expected.get(out.name), results.get(out.name)

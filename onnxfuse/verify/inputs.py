@@ -15,6 +15,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,15 +69,17 @@ class Sample:
 
 def specs(sess: onnxruntime.InferenceSession) -> tuple[InputSpec, ...]:
     """Inputs that must be fed (overridable initializers keep their defaults)."""
-    return tuple(_spec(i) for i in sess.get_inputs())
+    return tuple(spec(i.name, i.type, i.shape or ()) for i in sess.get_inputs())
 
 
-def _spec(declared: onnxruntime.NodeArg) -> InputSpec:
+def spec(name: str, type_name: str, dims: Iterable[object]) -> InputSpec:
+    """An input as declared; what is no size and no name becomes a symbol."""
     shape: list[int | str] = []
-    for axis, dim in enumerate(declared.shape or ()):
+    for axis, dim in enumerate(dims):
         named = isinstance(dim, str) and dim not in ("", "?")
-        shape.append(dim if named or (isinstance(dim, int) and dim >= 0) else f"?{axis}")
-    return InputSpec(declared.name, declared.type, tuple(shape))
+        size = isinstance(dim, int) and dim >= 0
+        shape.append(dim if isinstance(dim, int | str) and (named or size) else f"?{axis}")
+    return InputSpec(name, type_name, tuple(shape))
 
 
 # ---- the command line's texts
@@ -480,12 +483,14 @@ def samples(
     `wanted` narrows the shapes to those of another model with the same inputs.
     Raises UsageError when the user's data does not fit, or when no random input is accepted by the reference.
     """
-    wanted = wanted or specs(sess)
-
-    def run(feeds: Mapping[str, object]) -> dict[str, ort.Result]:
-        return ort.run(sess, feeds)
-
     overridable = [i.name for i in sess.get_overridable_initializers()]
+    return samples_of(partial(ort.run, sess), config, wanted or specs(sess), overridable)
+
+
+def samples_of(
+    run: Run, config: VerifyConfig, wanted: Sequence[InputSpec], overridable: Sequence[str] = ()
+) -> Iterator[tuple[Sample, dict[str, ort.Result]]]:
+    """The same for anything that can be run: `run` takes feeds, and refuses them as onnxruntime does."""
     if config.input_data:
         for sample in load(config.input_data, wanted):
             check_feeds(sample.feeds, wanted, overridable)

@@ -1,11 +1,11 @@
-"""A session of our own model whose weights stay in the file. Path -> session, or None when that is not possible.
+"""A session of a model whose weights stay in files. Path -> session, or None when that is not possible.
 
 Kernels copy the weights they need into an order of their own when they are created, and never look at the originals
 again; onnxruntime keeps both. Here the large initializers that only our nodes read are handed over as pages of the
-model file, and the pages are given back to the system while kernels are made: the session then holds the packed
+file, and the pages are given back to the system while kernels are made: the session then holds the packed
 weights alone. Such weights lie at any byte of the file, which our kernels allow (their loads assume no alignment that
 the machine would insist on) and others may not: what any other node reads is copied once, beside the message that
-onnxruntime would have to parse it out of.
+onnxruntime would have to parse it out of. External data that is aligned stays where it is, whoever reads it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,17 @@ if TYPE_CHECKING:
 
 _DOMAIN = "onnxfuse"  # of our nodes
 _GIVE_BACK = 0.01  # seconds between two times that pages are given back
+_ALIGNED = 64  # bytes: a place in a file that every kernel reads from, as onnxruntime maps external data itself
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A weight in a file: its tensor without data, and where the data lies."""
+
+    header: onnx.TensorProto
+    file: Path
+    offset: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,41 +64,76 @@ def mapped_session(
     if scanned is None or not scanned[1]:
         return None
     proto = onnx.ModelProto.FromString(scanned[0])
-    ours = _read_by_us_only(proto.graph)
-    fixed = {v.name for v in (*proto.graph.input, *proto.graph.output)}
+    weights = [Stored(found.header, model, found.offset, found.length) for found in scanned[1]]
     options = ort.options(level=level, threads=threads, libraries=libraries)
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model.parent))
-    weights: list[onnxruntime.OrtValue] = []
-    copies: list[onnxruntime.OrtValue] = []
-    with model.open("rb") as f:
-        data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-    for found in scanned[1]:
-        tensor = proto.graph.initializer.add()
-        tensor.CopyFrom(found.header)
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        if tensor.name in fixed or dtype.name not in ("float32", "float64", "float16"):
-            tensor.raw_data = data[found.offset : found.offset + found.length]
-            continue
-        array = np.frombuffer(data, dtype, math.prod(tensor.dims), found.offset).reshape(tuple(tensor.dims))
-        mine = tensor.name in ours
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(array if mine else array.copy())
-        (weights if mine else copies).append(value)
-        options.add_initializer(tensor.name, value)
-        if not mine:
-            _give_back(data)
-        # onnxruntime wants to see a file; the values come from the line before.
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value=model.name)
-        tensor.external_data.add(key="offset", value=str(found.offset))
-        tensor.external_data.add(key="length", value=str(found.length))
     try:
-        with _giving_back(data):
-            session = onnxruntime.InferenceSession(
-                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+        return stored_session(proto, weights, model.parent, options)
     except ort.ORT_ERRORS:
         return None
-    return Mapped(session, tuple(weights), tuple(copies))
+
+
+def stored_session(
+    proto: onnx.ModelProto, weights: Sequence[Stored], folder: Path, options: onnxruntime.SessionOptions
+) -> Mapped:
+    """A session of `proto` with the `weights`, whose files lie in `folder`. Raises what onnxruntime raises.
+
+    `proto` becomes what is loaded; initializers it has of their names are without data.
+    """
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    ours = _read_by_us_only(proto.graph)
+    fixed = {v.name for v in (*proto.graph.input, *proto.graph.output)}
+    there = {t.name: t for t in proto.graph.initializer}
+    files = {file: _map(file) for file in {w.file for w in weights}}
+    left: list[onnxruntime.OrtValue] = []
+    copies: list[onnxruntime.OrtValue] = []
+    for weight in weights:
+        data = files[weight.file]
+        tensor = there.get(weight.header.name) or proto.graph.initializer.add()
+        tensor.CopyFrom(weight.header)
+        array = None if tensor.name in fixed else _array(weight, data)
+        aligned = weight.offset % _ALIGNED == 0
+        if not weight.file.is_relative_to(folder) or (array is None and not aligned):
+            tensor.raw_data = data[weight.offset : weight.offset + weight.length]
+            continue
+        _refer(tensor, weight, folder)
+        if array is None:
+            continue
+        stays = aligned or tensor.name in ours
+        value = ort.value_of(array if stays else array.copy())
+        (left if stays else copies).append(value)
+        options.add_initializer(tensor.name, value)
+        if not stays:
+            _give_back(data)
+    with _giving_back(*files.values()):
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return Mapped(session, tuple(left), tuple(copies))
+
+
+def _map(file: Path) -> mmap.mmap:
+    with file.open("rb") as f:
+        return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _array(weight: Stored, data: mmap.mmap) -> np.ndarray | None:
+    """The weight where it lies in the file; None if onnxruntime takes no such array from Python."""
+    import onnx  # here as well
+
+    try:
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(weight.header.data_type))
+    except KeyError:
+        return None
+    dims = tuple(weight.header.dims)
+    if not ort.takes(dtype) or math.prod(dims) * dtype.itemsize != weight.length:
+        return None
+    return np.frombuffer(data, dtype, math.prod(dims), weight.offset).reshape(dims)
+
+
+def _refer(tensor: onnx.TensorProto, weight: Stored, folder: Path) -> None:
+    """Name the place: onnxruntime wants to see a file, also where the value is handed to it."""
+    tensor.data_location = type(tensor).EXTERNAL
+    tensor.external_data.add(key="location", value=str(weight.file.relative_to(folder)))
+    tensor.external_data.add(key="offset", value=str(weight.offset))
+    tensor.external_data.add(key="length", value=str(weight.length))
 
 
 def _give_back(data: mmap.mmap) -> None:
@@ -97,14 +143,16 @@ def _give_back(data: mmap.mmap) -> None:
 
 
 @contextlib.contextmanager
-def _giving_back(data: mmap.mmap) -> Iterator[None]:
+def _giving_back(*files: mmap.mmap) -> Iterator[None]:
     """Pages are given back again and again meanwhile."""
     done = threading.Event()
 
     def give_back() -> None:
-        while not done.wait(_GIVE_BACK):
-            _give_back(data)
-        _give_back(data)
+        more = True
+        while more:
+            more = not done.wait(_GIVE_BACK)
+            for data in files:
+                _give_back(data)
 
     thread = threading.Thread(target=give_back, daemon=True)
     thread.start()

@@ -223,19 +223,27 @@ def prepared(sess: onnxruntime.InferenceSession, feeds: Feeds) -> Callable[[], l
     names = [o.name for o in sess.get_outputs()]
     if _speaks_numpy(sess):
         return partial(sess.run, names, dict(feeds))
-    return partial(sess.run_with_ort_values, names, {k: _to_ort(v) for k, v in feeds.items()})
+    return partial(sess.run_with_ort_values, names, {k: value_of(v) for k, v in feeds.items()})
 
 
 def _speaks_numpy(sess: onnxruntime.InferenceSession) -> bool:
     return not any(element(v.type) in _RAW for v in (*sess.get_inputs(), *sess.get_outputs()))
 
 
-def _to_ort(value: object) -> onnxruntime.OrtValue:
+def takes(dtype: np.dtype) -> bool:
+    """Arrays of this type can be handed to onnxruntime, and come out of it."""
+    if dtype in {d for d, _, _ in _RAW.values()}:
+        return hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type")
+    return dtype in _NATIVE.values()
+
+
+def value_of(value: object) -> onnxruntime.OrtValue:
+    """An OrtValue on the memory of an array. Raises UsageError where `takes` says no."""
     array = np.asarray(value)
     for dtype, carrier, code in _RAW.values():
         if array.dtype != dtype:
             continue
-        if not hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type"):
+        if not takes(dtype):
             raise UsageError(
                 "E_ORT_VERSION", f"this onnxruntime cannot be fed {dtype} arrays", hint="use 1.20 or newer"
             )

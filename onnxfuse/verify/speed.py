@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxfuse.config import VerifyConfig
-from onnxfuse.verify import ort
 from onnxfuse.verify.bench import Contestant, Timing, bench
-from onnxfuse.verify.inputs import Sample, samples
+from onnxfuse.verify.inputs import Sample
+from onnxfuse.verify.running import How, opened, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ def speeds(
 
 def first_sample(original: Path, config: VerifyConfig, libraries: Sequence[Path] = (), threads: int = 0) -> Sample:
     """The user's data, or the first random inputs that the original accepts. Raises UsageError when there are none."""
-    sess = ort.session(original, threads=threads, libraries=libraries)
-    return next(iter(samples(sess, config)))[0]
+    return next(samples(opened(original, How(libraries, threads=threads), config), config))[0]
 
 
 __all__ = ["Candidate", "first_sample", "speeds"]

@@ -16,16 +16,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnxruntime
 
 from onnxfuse.verify import ort
 
 if TYPE_CHECKING:
     import onnx
+
+Libraries = Sequence[str | os.PathLike[str]]
+Loaded = tuple[onnxruntime.InferenceSession, object]  # a session, and what must live as long
+Make = Callable[["onnx.ModelProto", int, Libraries], Loaded]  # of a model, threads, libraries
 
 DOMAIN = "onnxfuse"
 SHARE = 100  # one element of so many may be a step off
@@ -97,18 +102,24 @@ def node_by_node(
     model: onnx.ModelProto,
     feeds: ort.Feeds,
     library: str | os.PathLike[str],
-    libraries: Sequence[str | os.PathLike[str]] = (),
+    libraries: Libraries = (),
     threads: int = 0,
+    make: Make | None = None,
 ) -> list[NodeResult]:
-    """Every node of ours on the original's values. `libraries` are the user's own. Raises what onnxruntime raises."""
+    """Every node of ours on the original's values. `libraries` are the user's own. Raises what onnxruntime raises.
+
+    `make` loads models with initializers of `model`, if they are not in it.
+    """
+    make = make or _loaded
     nodes = [n for n in model.graph.node if n.domain == DOMAIN]
     weights = {t.name for t in model.graph.initializer} | {t.values.name for t in model.graph.sparse_initializer}
     given = {i.name for i in model.graph.input} - weights
     read = dict.fromkeys(v for n in nodes for v in n.input if v and v not in weights)
     made = dict.fromkeys(v for n in nodes for v in n.output if v)
-    values = _values(model, feeds, [v for v in dict.fromkeys((*read, *made)) if v not in given], libraries, threads)
+    inner = [v for v in dict.fromkeys((*read, *made)) if v not in given]
+    values = _values(model, feeds, inner, lambda tapped: make(tapped, threads, libraries))
     values |= {v: np.asarray(feeds[v]) for v in read if v in given}
-    sess = ort.session(_checks(model, nodes, {v: values[v] for v in read}), threads=threads, libraries=[library])
+    sess, _held = make(_checks(model, nodes, {v: values[v] for v in read}), threads, [library])
     taken = {i.name for i in sess.get_inputs()}
     results = ort.run(sess, {v: values[v] for v in read if v in taken})
     steps = stepped(model)
@@ -121,8 +132,12 @@ def node_by_node(
     return out
 
 
+def _loaded(model: onnx.ModelProto, threads: int, libraries: Libraries) -> Loaded:
+    return ort.session(model, threads=threads, libraries=libraries), None
+
+
 def _values(
-    model: onnx.ModelProto, feeds: ort.Feeds, names: Sequence[str], libraries: Iterable[object], threads: int
+    model: onnx.ModelProto, feeds: ort.Feeds, names: Sequence[str], make: Callable[[onnx.ModelProto], Loaded]
 ) -> dict[str, np.ndarray]:
     """Values inside the model without our library: the original's."""
     import onnx
@@ -131,7 +146,7 @@ def _values(
     tapped.CopyFrom(model)
     del tapped.graph.output[:]
     tapped.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names)
-    sess = ort.session(tapped, threads=threads, libraries=[os.fspath(str(x)) for x in libraries])
+    sess, _held = make(tapped)
     return {k: np.asarray(v) for k, v in ort.run(sess, feeds).items()}
 
 

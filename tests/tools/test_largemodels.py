@@ -45,3 +45,10 @@ def test_the_big_model_in_small(tmp_path):
     assert largest > 3_000_000
     assert written.model.stat().st_size > 2 * largest
     assert any(n.domain == DOMAIN for n in bundle.model.graph.node)
+
+
+def test_the_model_of_many_tensors_in_small(tmp_path):
+    largest = largemodels.many(tmp_path / "many.onnx", gib=0.05)
+    bundle = optimize(tmp_path / "many.onnx")
+    assert largest == 16 << 20
+    assert sum(n.domain == DOMAIN for n in bundle.model.graph.node) >= 3
