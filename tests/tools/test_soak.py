@@ -28,12 +28,12 @@ def test_memory_of_children_and_theirs_is_counted() -> None:
     assert 64 * MIB < seen.most < 256 * MIB
 
 
-def test_a_write_is_seen_when_it_begins(tmp_path) -> None:
+def test_a_new_name_is_seen_when_it_appears(tmp_path) -> None:
     (tmp_path / "there").write_text("before")
     write = f"import time; time.sleep(0.3); open({str(tmp_path / '.new')!r}, 'w').close(); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", write]) as child:
         begin = time.perf_counter()
-        soak._wait_for_a_write(child, tmp_path)
+        soak._wait_for_a_name(child, tmp_path)
         assert (tmp_path / ".new").exists()
         assert 0.3 <= time.perf_counter() - begin < 30
         child.kill()
