@@ -18,6 +18,7 @@ class Target:
     vector_bits   widest useful vector; vector_regs how many such registers
     l1, l2        bytes of data cache per core
     cores         how many are to be kept busy: work is split for them, results do not depend on it
+    asks_ahead    packed constants are asked for before their turn: the CPU's own prefetcher is late
     byte_dots     there are instructions that sum products of signed bytes four at a time, and onnxruntime uses them
     bf16_weights  constant factors of products that are bound by reading them are kept as bf16 (--precision bf16)
     peak, bw      FLOP/s (f32, one core) and bytes/s (memory, one core): for the cost model, rough
@@ -32,6 +33,7 @@ class Target:
     l1: int = 32 * KIB
     l2: int = 512 * KIB
     cores: int = 8
+    asks_ahead: bool = True
     byte_dots: bool = False
     bf16_weights: bool = False
     peak: float = 1.0e11
@@ -58,7 +60,7 @@ _LINUX = "x86_64-unknown-linux-gnu"
 TARGETS: tuple[Target, ...] = (
     Target("x86-64-v2", _LINUX, "x86-64-v2", _V2, 128, 16, peak=2.5e10),
     Target("x86-64-v3", _LINUX, "x86-64-v3", _V3, 256, 16, peak=1.0e11),
-    Target("x86-64-v4", _LINUX, "x86-64-v4", _V4, 512, 32, l2=1024 * KIB, peak=1.2e11),
+    Target("x86-64-v4", _LINUX, "x86-64-v4", _V4, 512, 32, l2=1024 * KIB, asks_ahead=False, peak=1.2e11),
     Target("aarch64", "aarch64-unknown-linux-gnu", "generic", ("neon",), 128, 32, byte_dots=True, peak=5.0e10),
 )
 

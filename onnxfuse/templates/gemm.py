@@ -17,7 +17,8 @@ the tile sizes may be a run-time value. The order of summation depends on K and 
 results do not depend on the number of threads.
 
 Files: gemm_design (decisions), gemm_cut (blocks of known sizes), gemm_blocks (sizes at run time, tasks), gemm_const
-(constants), gemm_operands (blocks of a and b), gemm_loops, gemm_epilogue, microkernel, packing. Reasons and numbers:
+(constants), gemm_operands (blocks of a and b), gemm_loops, gemm_fetch (what tiles ask memory for), gemm_epilogue,
+microkernel, packing. Reasons and numbers:
 docs/decisions/panels.md.
 """
 
@@ -36,7 +37,7 @@ from onnxfuse.ir.kernel import Kernel
 from onnxfuse.ir.plan import Emitted, Schedule
 from onnxfuse.target import Target
 from onnxfuse.templates.estimate import epilogue_cost, expected, points, pointwise_seconds
-from onnxfuse.templates.gemm_blocks import TASK_WORK, emit_share, emit_tasks, lifted_area, shares, split
+from onnxfuse.templates.gemm_blocks import TASK_WORK, emit_tasks, lifted_area, split
 from onnxfuse.templates.gemm_const import pack_constants
 from onnxfuse.templates.gemm_design import Access, Design, design
 from onnxfuse.templates.gemm_lift import emit_lift
@@ -86,7 +87,6 @@ class Gemm:
         if schedule.tile:
             mr, nv, kc, nc = schedule.tile
             d = replace(d, tile=replace(d.tile, mr=mr, nv=nv), kc=max(1, kc // d.taps) * d.taps, nc=nc)
-        d = replace(d, shared=shares(build, d))
         packs = Access.CONST in (d.a, d.b)
         tiles = emit_tiles(build, d)
         block = emit_block_b(build, kernel, d) if d.packs_b or d.b is Access.PANEL else None
@@ -95,9 +95,6 @@ class Gemm:
         main = 0
         if c.pairs:
             emit_lift(build, kernel, c, main, lambda env, at: lifted_area(build, split(build, env, d), d, at))
-            main += 1
-        if block is not None and d.packs_b and d.shared is not False:
-            emit_share(build, kernel, d, block, main)
             main += 1
         emit_tasks(build, kernel, d, main)
         emit_run(build, kernel, d, main, tiles, block)

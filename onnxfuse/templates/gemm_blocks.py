@@ -1,24 +1,23 @@
 """The split of a contraction into blocks, units and tasks, computed at run time from the dimensions.
 
-The phase before the main one, where there is one, packs the blocks of b that several units of the main phase read;
-lifted factors (gemm_lift.py) are written before that.
+A phase before the main one, where there is one, writes lifted factors (gemm_lift.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg
+from onnxfuse.codegen.build import I64, PTR, Builder, Index, Reg
 from onnxfuse.codegen.scalar_expr import Env, emit_dim, open_kernel
 from onnxfuse.ir.kernel import Kernel
-from onnxfuse.templates.gemm_cut import SHARERS, Product, cut, tasks_of
+from onnxfuse.templates.gemm_cut import Product, cut, tasks_of
 from onnxfuse.templates.gemm_design import Access, Design
 from onnxfuse.templates.gemm_lift import lifted_bytes
 
 TASK_WORK = 1 << 19  # products worth a task: about 10 us
 MAX_TASKS = 16  # bounds the scratch: each task has its own slice
 NARROW = 96  # columns that are not split for the sake of parallelism
-SPREAD = SHARERS  # units that are enough for the sake of parallelism
+SPREAD = 8  # units that are enough for the sake of parallelism
 # By access of b: what the first tile of a panel costs more, and packing it; in steps of k of a tile, measured.
 FETCH = {Access.PANEL: (1.2, 0.0), Access.ROWS: (0.7, 4.0), Access.CONST: (0.5, 0.0)}
 UNIT_WORK = 1 << 22  # products a unit should have at least where splitting costs: about 80 us
@@ -40,8 +39,6 @@ class Split:
     kblocks: Index
     units: Index
     tasks: Index
-    points: Index  # of the batch, times blocks of columns
-    shared: bool | Reg
 
 
 def split(build: Builder, env: Env, d: Design) -> Split:
@@ -70,16 +67,7 @@ def split(build: Builder, env: Env, d: Design) -> Split:
         tasks: Index = tasks_of(units, min(worth, MAX_TASKS), d.cores)
     else:
         tasks = build.imin(units, build.imin(worth, MAX_TASKS))
-    shared: bool | Reg
-    if isinstance(mblocks, int) and isinstance(points, int):
-        shared = mblocks > 1 and points < SPREAD
-    else:
-        b = build.ir
-        shared = b.and_(
-            b.icmp_signed(">", build.i64(mblocks), build.i64(1)),
-            b.icmp_signed("<", build.i64(points), build.i64(SPREAD)),
-        )
-    return Split(m, n, k, nc, mc, ms, kc, nblocks, mblocks, kblocks, units, tasks, points, shared)
+    return Split(m, n, k, nc, mc, ms, kc, nblocks, mblocks, kblocks, units, tasks)
 
 
 def _blocks(build: Builder, d: Design, sizes: tuple[Index, Index, Index], work: Index) -> tuple[Index, Index]:
@@ -101,7 +89,8 @@ def _blocks(build: Builder, d: Design, sizes: tuple[Index, Index, Index], work: 
         wanted = build.ceildiv(wanted, build.imax(nblocks, 1))
     else:
         base = build.imax(build.mul(batch, nblocks), 1)
-        wanted = build.imin(build.udiv(SPREAD, base), build.imin(worth, build.ceildiv(m, 2 * d.tile.mr)))
+        spread = d.cores if d.packs_b else SPREAD  # every block of rows packs b for itself
+        wanted = build.imin(build.udiv(spread, base), build.imin(worth, build.ceildiv(m, 2 * d.tile.mr)))
     mc = _round_up(build, build.ceildiv(m, build.imax(wanted, 1)), d.tile.mr)
     return nc, build.imax(build.imin(mc, d.mc), d.tile.mr)
 
@@ -120,38 +109,13 @@ def _square(build: Builder, most: int, wanted: Index, m: Index, n: Index) -> Ind
     return build.imin(count, wanted)
 
 
-def shares(build: Builder, d: Design) -> bool | None:
-    """Whether blocks of b are shared by units; None when it depends on run-time dimensions."""
-    if not d.packs_b:
-        return False
-    extents = [d.c.rows.extent, d.c.cols.extent, d.c.depth, *(a.extent for a in d.c.batch)]
-    if not all(isinstance(x, int) for x in extents):
-        return None
-    shared = split(build, Env(1, None, {}, {}, {}), d).shared
-    assert isinstance(shared, bool)
-    return shared
-
-
 def _round_up(build: Builder, x: Index, to: int) -> Index:
     return build.mul(build.ceildiv(x, to), to)
 
 
-def _shared_blocks(build: Builder, s: Split) -> Index:
-    """Number of blocks of b that phase 0 packs."""
-    count = build.mul(s.points, s.kblocks)
-    if isinstance(s.shared, bool):
-        return count if s.shared else 0
-    return build.ir.select(s.shared, build.i64(count), build.i64(0))
-
-
-def shared_area(build: Builder, s: Split, d: Design, scratch: Reg) -> Reg:
-    """The shared blocks lie behind the slices of the tasks."""
-    return build.offset(scratch, build.mul(s.tasks, d.slice_bytes // d.c.acc.bytes), d.typ)
-
-
 def lifted_area(build: Builder, s: Split, d: Design, scratch: Reg) -> Reg:
-    """The lifted factors lie behind the shared blocks."""
-    return build.offset(shared_area(build, s, d, scratch), build.mul(_shared_blocks(build, s), d.block_size), d.typ)
+    """The lifted factors lie behind the slices of the tasks."""
+    return build.offset(scratch, build.mul(s.tasks, d.slice_bytes // d.c.acc.bytes), d.typ)
 
 
 def emit_tasks(build: Builder, kernel: Kernel, d: Design, phase: int) -> None:
@@ -163,29 +127,4 @@ def emit_tasks(build: Builder, kernel: Kernel, d: Design, phase: int) -> None:
         env = open_kernel(build, kernel, fn.args[0], None)
         s = split(build, env, d)
         own = build.mul(s.tasks, d.slice_bytes)
-        shared = build.mul(_shared_blocks(build, s), d.block_size * d.c.acc.bytes)
-        build.ret(build.add(build.add(own, shared), lifted_bytes(build, env, d.c)))
-
-
-def emit_share(build: Builder, kernel: Kernel, d: Design, block: Function, phase: int) -> None:
-    """A phase of its own: pack the blocks of b that several units of the main phase read."""
-    with build.function(f"tasks.{phase}", I64, [PTR]) as fn:
-        env = open_kernel(build, kernel, fn.args[0], None)
-        build.ret(build.imin(_shared_blocks(build, split(build, env, d)), 2 * SPREAD))
-    with build.function(f"run.{phase}", VOID, [PTR, PTR, PTR, PTR, I64]) as fn:
-        env_ptr, bufs, _, scratch, task = fn.args
-        s = split(build, open_kernel(build, kernel, env_ptr, None), d)
-        blocks = build.mul(s.points, s.kblocks)
-        tasks = build.imax(build.imin(blocks, 2 * SPREAD), 1)
-        first = build.udiv(build.mul(task, blocks), tasks)
-        last = build.udiv(build.mul(build.add(task, 1), blocks), tasks)
-        area, lifted = shared_area(build, s, d, scratch), lifted_area(build, s, d, scratch)
-        with build.loop(first, last, name="block") as q:
-            at = build.udiv(q, s.kblocks)
-            n0 = build.mul(build.umod(at, s.nblocks), s.nc)
-            n1 = build.imin(build.add(n0, s.nc), s.n)
-            k0 = build.mul(build.umod(q, s.kblocks), s.kc)
-            kc = build.imax(build.imin(build.sub(s.k, k0), s.kc), 0)
-            dst = build.offset(area, build.mul(q, d.block_size), d.typ)
-            args = (build.udiv(at, s.nblocks), n0, n1, k0, kc)
-            build.ir.call(block, [env_ptr, bufs, lifted, *(build.i64(x) for x in args), dst])
+        build.ret(build.add(own, lifted_bytes(build, env, d.c)))

@@ -14,7 +14,6 @@ from onnxfuse.templates.microkernel import Tile
 REREAD = 0.4  # reading a row of tiles of a again, for another block of columns: measured
 STEP_SECONDS = 1.8e-9  # one step of k of a full tile: measured, 6 x 16
 TASK_SECONDS = 3e-6  # handing a task to a thread
-SHARERS = 8  # columns of units from which each packs for itself
 NARROW = 0.5  # vectors that a narrower tile costs beside its own: measured, one of two is 0.6 of both
 MOST = 64  # blocks in one direction that are looked at
 
@@ -25,7 +24,7 @@ class Product:
 
     nc, mc  columns and rows of a block, at most
     fetch   what the first tile of a panel costs above the others
-    pack    what packing a panel costs: once where units share it, else in every unit
+    pack    what packing a panel costs, in every unit
     most    tasks, at most
     """
 
@@ -65,9 +64,7 @@ def _makespan(p: Product, width: int, height: int) -> float:
     """Time until the last core is done, cores taking one task after another."""
     columns = [_panels(p, j, width) for j in range(0, -(-p.n // p.tile.nr), width)]
     rows = [_tiles(p, i, height) for i in range(0, -(-p.m // p.tile.mr), height)]
-    shared = p.batch * len(columns) < SHARERS
-    first = p.fetch + (p.pack / len(rows) if shared else p.pack)
-    units = [c * (r + first) + REREAD * r for c in columns for r in rows] * p.batch
+    units = [c * (r + p.fetch + p.pack) + REREAD * r for c in columns for r in rows] * p.batch
     tasks = tasks_of(len(units), p.most, p.cores)
     start = TASK_SECONDS / STEP_SECONDS / max(1, p.k)
     loads = [sum(units[t * len(units) // tasks : (t + 1) * len(units) // tasks]) + start for t in range(tasks)]

@@ -55,8 +55,9 @@ class Design:
     mc: int
     ms: int
     taps: int = 1  # blocks of K hold whole channels of so many taps
-    shared: bool | None = False  # blocks of b are packed once, by phase 0 (None: known at run time)
+    shared: bool = False  # blocks of b are packed beforehand, for all units
     cores: int = 8  # to keep busy
+    asks_ahead: bool = True  # for packed constants
     kept: bool = False  # PANEL: all panels of a block stay packed, and tiles follow each other along the rows
 
     @property
@@ -182,7 +183,7 @@ def design(c: Contraction, kernel: Kernel, target: Target) -> Design:
     if isinstance(c.depth, int):
         blocks = max(1, -(-c.depth // kc))
         kc = max(1, -(-c.depth // taps // blocks)) * taps
-    return Design(c, tile, a, b, kc, nc, mc, ms, taps, cores=target.cores, kept=kept)
+    return Design(c, tile, a, b, kc, nc, mc, ms, taps, cores=target.cores, asks_ahead=target.asks_ahead, kept=kept)
 
 
 def _writes_most(c: Contraction, target: Target) -> bool:
@@ -211,7 +212,7 @@ def _limits(a: Access, b: Access, rows: Dim, depth: Dim) -> tuple[int, int, int,
         whole = not isinstance(depth, int) or depth <= 768
         return (512 if a in (Access.ROWS, Access.COLUMNS) else 768 if whole else 384), 384, 192, 96
     if a is Access.CONST:
-        return 384, 128, 384, 96
+        return 384, 128, 1024, 96
     return 256, 256, 384, 96
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onnxfuse.codegen.build import Builder, Index, Reg, Type, mem_type
-from onnxfuse.codegen.scalar_expr import Env, affine, emit_expr, emit_store
-from onnxfuse.ir.expr import Expr, Lit, acc, load, loads, var
+from onnxfuse.codegen.build import Builder, Index, Reg
+from onnxfuse.codegen.scalar_expr import Env, emit_expr, emit_store
+from onnxfuse.ir.expr import acc
 from onnxfuse.templates.estimate import epilogue_cost
 from onnxfuse.templates.gemm_design import Design
 from onnxfuse.templates.gemm_operands import Unit
-from onnxfuse.templates.packing import flat_of, pieces
+from onnxfuse.templates.packing import pieces
 
 UNROLL_COST = 12  # cost of an epilogue that is still unrolled over the rows of a tile
 
@@ -20,42 +20,10 @@ def short(d: Design) -> bool:
     return epilogue_cost(d.c.finish, d.c.stores) <= UNROLL_COST
 
 
-def touch_tile(build: Builder, u: Unit, d: Design, i: Index, j: Index) -> None:
-    """Ask for the lines that the epilogue of a full tile reads and writes, while its sums are still being made.
-
-    Of the elements of a row the last of every line is asked for: the line of the first one came with the tile to the
-    left.
-    """
-    column = d.c.cols.axis
-    assert column is not None
-    streams = _streams(u.env, d)
-    for r in range(d.tile.mr):
-        row = _row(build, u, d, i, r)
-        for last in d.tile.line_ends:
-            place = row.at({column: build.i64(build.add(j, last))})
-            for base, flat, typ in streams:
-                build.prefetch(build.offset(base, emit_expr(build, place, flat), typ))
-
-
-def _streams(env: Env, d: Design) -> list[tuple[Reg, Expr, Type]]:
-    """(base, offset, type) of what the epilogue reads and writes with unit stride along the columns."""
-    c, out = d.c, []
-    targets = [load(s.target, s.index, s.target.tensor.dtype) for s in c.stores]
-    for e in dict.fromkeys((*loads(c.finish, *(s.value for s in c.stores)), *targets)):
-        if e.source not in env.buffers or c.cols.axis is None:
-            continue
-        flat = flat_of(env, e)
-        across = affine(flat, var(c.cols.axis))
-        down = (flat, None) if c.rows.axis is None else affine(flat, var(c.rows.axis))
-        if across is not None and down is not None and isinstance(across[1], Lit) and across[1].value == 1:
-            out.append((env.buffers[e.source].ptr, flat, mem_type(e.dtype)))
-    return out
-
-
 def finish_tile(build: Builder, u: Unit, d: Design, i: Index, j: Index, sums: list[Reg]) -> None:
     """Finish and store a full tile from registers."""
     for r in range(d.tile.mr):
-        place = _row(build, u, d, i, r)
+        place = row_at(build, u, d, i, r)
         for v in range(d.tile.nv):
             _vector(build, d, place, build.add(j, v * d.tile.lanes), sums[r * d.tile.nv + v], None)
 
@@ -68,7 +36,7 @@ def epilogue(build: Builder, u: Unit, d: Design, i: Index, rows: Index, j: Index
         return build.load(build.offset(at, build.add(build.mul(r, tile.nr), v), d.typ), d.typ, tile.lanes)
 
     def whole_row(r: Index) -> None:
-        place = _row(build, u, d, i, r)
+        place = row_at(build, u, d, i, r)
         for v in range(0, tile.nr, tile.lanes):
             _vector(build, d, place, build.add(j, v), total(r, v), None)
 
@@ -95,7 +63,7 @@ def _edge(
         left = n % d.tile.nr
         whole = left // lanes * lanes
         with build.loop(0, rows, name="r") as r:
-            place = _row(build, u, d, i, r)
+            place = row_at(build, u, d, i, r)
             for v in range(0, whole, lanes):
                 _vector(build, d, place, build.add(j, v), total(r, v), None)
             for first, size in pieces(left - whole):
@@ -105,10 +73,11 @@ def _edge(
         return
     with build.loop(0, rows, name="r") as r, build.loop(0, cols, lanes, name="v") as v:
         mask = build.tail_mask(build.sub(cols, v), lanes) if lanes > 1 else None
-        _vector(build, d, _row(build, u, d, i, r), build.add(j, v), total(r, v), mask)
+        _vector(build, d, row_at(build, u, d, i, r), build.add(j, v), total(r, v), mask)
 
 
-def _row(build: Builder, u: Unit, d: Design, i: Index, r: Index) -> Env:
+def row_at(build: Builder, u: Unit, d: Design, i: Index, r: Index) -> Env:
+    """The env of row r of a tile that begins at row i."""
     rows = d.c.rows.axis
     return u.env.at() if rows is None else u.env.at({rows: build.i64(build.add(i, r))})
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from onnxfuse.codegen.build import I1, I8, I64, PTR, VOID, Builder, Function, Index, Reg
+from onnxfuse.codegen.build import I1, I64, PTR, VOID, Builder, Function, Index, Reg
 from onnxfuse.codegen.scalar_expr import Env, open_kernel
 from onnxfuse.ir.kernel import Kernel
-from onnxfuse.templates.gemm_blocks import Split, lifted_area, shared_area, split
+from onnxfuse.templates.gemm_blocks import Split, lifted_area, split
 from onnxfuse.templates.gemm_const import const_base, packed_bytes, with_views
 from onnxfuse.templates.gemm_design import FEW_ROWS, Access, Design
-from onnxfuse.templates.gemm_epilogue import epilogue, finish_tile, short, touch_tile
+from onnxfuse.templates.gemm_epilogue import epilogue, finish_tile, short
+from onnxfuse.templates.gemm_fetch import both, constants_ahead, panel_lines, tile_lines
 from onnxfuse.templates.gemm_joined import fill, tables
 from onnxfuse.templates.gemm_lift import with_lifts
 from onnxfuse.templates.gemm_operands import Matrix, Unit, a_block, a_tile, b_block, b_panel, pack_panel, panel_reader
@@ -116,9 +117,7 @@ def _open_unit(
         scratch_a=mine,
         scratch_b=build.offset(mine, sizes[0], d.typ),
         scratch_c=build.offset(mine, sum(sizes), d.typ),
-        shared=shared_area(build, s, d, scratch),
         point=point,
-        column=column,
         env_ptr=env_ptr,
         bufs=bufs,
         lifted=lifted,
@@ -129,8 +128,8 @@ def run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None,
     """All blocks of K, rows and columns of one unit."""
     s = u.split
     with build.loop(0, s.kblocks, name="kb") as kb:
-        k0 = build.mul(kb, s.kc)
-        kc = build.imax(build.imin(build.sub(s.k, k0), s.kc), 0)
+        k0 = 0 if d.single else build.mul(kb, s.kc)
+        kc = s.k if d.single else build.imax(build.imin(build.sub(s.k, k0), s.kc), 0)
         block_b = b_block(build, u, d, kb, k0, kc, block)
         with build.loop(u.m0, u.m1, s.ms, name="ms") as s0:
             s1 = build.imin(build.add(s0, s.ms), u.m1)
@@ -145,7 +144,7 @@ def run_unit(build: Builder, u: Unit, d: Design, tiles: Tiles, home: Reg | None,
                 b = build.ir
                 start = b.icmp_signed("==", build.i64(kb), build.i64(0))
                 done = b.icmp_signed("==", build.i64(build.add(kb, 1)), build.i64(s.kblocks))
-                place = _Place(tile, panel, (i, rows), (j, cols), (k0, kc), at, (start, done), first)
+                place = _Place(tile, panel, (i, rows), (j, cols), (k0, kc), at, (start, done), first, s0)
                 with _in_registers(build, u, d, place):
                     if d.b is Access.PANEL and block is not None:
                         with build.if_then(first):
@@ -164,7 +163,7 @@ class _Place:
     """One tile: its operands, its (first, number of) rows, columns and steps of k, and where it rests.
 
     ends: this is the first, the last block of K. Between blocks the tile rests at `at`.
-    first: this is the first tile of its panel.
+    first: this is the first tile of its panel; s0: the first row of the sub-block.
     """
 
     a: Matrix
@@ -175,6 +174,7 @@ class _Place:
     at: Reg
     ends: tuple[Reg, Reg]
     first: Reg
+    s0: Index
 
 
 Span = tuple[Index, Index, int]
@@ -208,16 +208,16 @@ def _in_registers(build: Builder, u: Unit, d: Design, p: _Place) -> Iterator[Non
     with build.if_else(whole, likely=True) as (then, other):
         with then:
             next_a = build.mul(u.split.k, d.tile.mr) if d.a is Access.CONST else None
-            later = _later(build, u, d, p.a, p.b, (i, j), kc)
+            later = constants_ahead(build, u, d, p.a, p.b, (i, j), kc)
+            lines = tile_lines(build, u, d, (i, j), None if d.single else done, p.a.base)
+            at_first, at_others = panel_lines(build, u, d, (i, j), (k0, kc), p.s0)
             x = Operands(p.a.base, p.a.row, p.a.step, p.b.base, p.b.step, _ahead(d), next_a, later)
             homes = tile_homes(build, d.tile, p.at)
-            read = panel_reader(build, u, d, j, k0) if d.b is Access.PANEL else None
-            if d.single:
-                touch_tile(build, u, d, i, j)
-            else:
-                with build.if_then(done):
-                    touch_tile(build, u, d, i, j)
-            sums = _sums(build, d, x, kc, p.first, read)
+            x = replace(x, fetch=both(build, lines, at_others))
+            reading = None
+            if d.b is Access.PANEL:
+                reading = replace(x, read=panel_reader(build, u, d, j, k0), fetch=both(build, lines, at_first))
+            sums = _sums(build, d, x, kc, p.first, reading)
             sums = sums if d.single else with_kept(build, sums, homes, start, d.tile)
             if not short(d):
                 _rest(build, homes, sums)
@@ -244,15 +244,15 @@ def _sums(
     x: Operands,
     kc: Index,
     first: Reg,
-    read: Callable[[Index], list[Reg]] | None,
+    reading: Operands | None,
 ) -> list[Reg]:
-    """The sums of a full tile; with `read`, the first tile of a panel gets its columns so."""
+    """The sums of a full tile; with `reading`, those of the first tile of a panel are made so."""
     shape, strides = (d.tile.mr, d.tile.nv), _strides(d)
-    if read is None:
+    if reading is None:
         return accumulate(build, d.tile, shape, strides, x, kc)
     ends = []
     with build.if_else(first, likely=False) as branches:
-        for branch, operands in zip(branches, (replace(x, read=read), x), strict=True):
+        for branch, operands in zip(branches, (reading, x), strict=True):
             with branch:
                 ends.append((accumulate(build, d.tile, shape, strides, operands, kc), build.ir.block))
     out = []
@@ -262,30 +262,6 @@ def _sums(
             phi.add_incoming(sums[k], block)
         out.append(phi)
     return out
-
-
-def _later(
-    build: Builder, u: Unit, d: Design, a: Matrix, b: Matrix, tile: tuple[Index, Index], kc: Index
-) -> tuple[Reg, Index] | None:
-    """The share of this tile in fetching the packed constants that the loops come to next, from memory into L2.
-
-    They are used by all tiles of a row (or column) of tiles: fetched by the first of them alone, they would be late.
-    """
-    (i, j), s, size = tile, u.split, d.c.acc.bytes
-    if d.a is Access.CONST:  # the next sub-block of rows, while the panels of b pass by
-        first, width, ahead = u.n0, d.tile.nr, build.mul(s.ms, s.k)
-        extent, base, at, step = build.sub(u.n1, u.n0), a.base, j, d.tile.mr
-    elif d.b is Access.CONST:  # the next panel, while the rows pass by
-        first, width, ahead = u.m0, d.tile.mr, build.mul(d.tile.nr, s.k)
-        extent, base, at, step = build.imin(build.sub(u.m1, u.m0), s.ms), b.base, i, d.tile.nr
-        size = d.b_bytes
-    else:
-        return None
-    shares = build.ceildiv(extent, width)
-    pace = build.ceildiv(step * size, build.imax(shares, 1))
-    number = build.umod(build.udiv(build.sub(at, first), width), build.imax(shares, 1))
-    start = build.add(build.mul(ahead, size), build.mul(build.mul(number, pace), kc))
-    return build.offset(base, start, I8), pace
 
 
 def _resting(build: Builder, u: Unit, d: Design, i: Index, j: Index) -> Reg:

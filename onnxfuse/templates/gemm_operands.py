@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from onnxfuse.analysis.roles import Contraction
 from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Function, Index, Reg, mem_type, reg_type
-from onnxfuse.codegen.scalar_expr import Env, address, emit_expr, open_kernel, runs
+from onnxfuse.codegen.scalar_expr import Env, emit_expr, open_kernel
 from onnxfuse.codegen.scalar_expr import affine as split_affine
 from onnxfuse.ir.expr import Expr, Lit, Load, var
 from onnxfuse.ir.kernel import Kernel
@@ -44,12 +44,12 @@ class Unit:
     scratch_a: Reg
     scratch_b: Reg
     scratch_c: Reg
-    shared: Reg
     point: Index
-    column: Index  # batch point and block of columns
     env_ptr: Reg
     bufs: Reg
     lifted: Reg
+    shared: Reg | None = None  # where blocks packed beforehand begin (Design.shared)
+    column: Index = 0  # batch point and block of columns
     tables: Tables = field(default_factory=dict)  # rows of joined factors
 
 
@@ -139,18 +139,12 @@ def b_block(build: Builder, u: Unit, d: Design, kb: Index, k0: Index, kc: Index,
     if block is None:
         assert isinstance(c.b, Load)
         return _in_place(build, u.env, c.b, c.cols.axis, c.k[0])
-    number = build.add(build.mul(u.column, u.split.kblocks), kb)
-    there = build.offset(u.shared, build.mul(number, d.block_size), d.typ)
     if d.shared:
-        return Matrix(there, 1, d.b_row)
+        number = build.add(build.mul(u.column, u.split.kblocks), kb)
+        return Matrix(build.offset(u.shared, build.mul(number, d.block_size), d.typ), 1, d.b_row)
     args = [u.env_ptr, u.bufs, u.lifted, *(build.i64(x) for x in (u.point, u.n0, u.n1, k0, kc)), u.scratch_b]
-    if d.shared is False:
-        build.ir.call(block, args)
-        return Matrix(u.scratch_b, 1, d.b_row)
-    assert not isinstance(u.split.shared, bool)
-    with build.if_then(build.ir.not_(u.split.shared)):
-        build.ir.call(block, args)
-    return Matrix(build.ir.select(u.split.shared, there, u.scratch_b), 1, d.b_row)
+    build.ir.call(block, args)
+    return Matrix(u.scratch_b, 1, d.b_row)
 
 
 def b_panel(
@@ -200,10 +194,7 @@ def pack_panel(
 
 
 def panel_reader(build: Builder, u: Unit, d: Design, j: Index, k0: Index) -> Callable[[Index], list[Reg]]:
-    """Reads the columns of a full panel at a step of k, and packs them.
-
-    It asks for the lines that the next panel reads: that of its first element comes with this panel.
-    """
+    """Reads the columns of a full panel at a step of k, and packs them."""
     c, lanes = d.c, d.tile.lanes
     x = c.cols.axis
     assert x is not None
@@ -218,12 +209,6 @@ def panel_reader(build: Builder, u: Unit, d: Design, j: Index, k0: Index) -> Cal
             here = env.at({x: build.i64(build.add(j, v))}, bound=_vectors(build, joined, v, lanes)).vector(x, lanes)
             out.append(build.widen(emit_expr(build, here, c.b), lanes))
             build.store(out[-1], build.offset(home, build.add(build.mul(k, d.tile.nr), v), d.typ))
-        for last in d.tile.line_ends:
-            ahead = d.tile.nr + last
-            there = env.at({x: build.i64(build.add(j, ahead))}).vector(x, lanes)
-            for e in runs(there, c.b):
-                at = build.offset(joined[e], ahead, mem_type(e.dtype)) if e in joined else address(build, there, e)
-                build.prefetch(at, locality=2)
         return out
 
     return read

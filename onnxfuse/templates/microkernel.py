@@ -25,6 +25,8 @@ from onnxfuse.target import Target
 
 MANY = 1 << 20
 LINE = 64  # bytes of a cache line
+UNROLL = 4  # steps of k in a turn of the loop
+SPLIT = 3  # as many times the turns that fetch are worth a loop of their own: its end is mispredicted
 CHAINS = 8  # multiply-adds in flight that keep the units busy
 WORTH = 0.95  # share of the time from which another tile than the usual one is taken
 
@@ -121,7 +123,7 @@ def tile_cost(tile: Tile, rows: int, cols: int) -> float:
 
 
 def micro_kernel(
-    build: Builder, tile: Tile, mr: int, nv: int, strides: Strides, unroll: int = 4, ahead: int = 0,
+    build: Builder, tile: Tile, mr: int, nv: int, strides: Strides, unroll: int = UNROLL, ahead: int = 0,
     next_a: int | None = None,
 ) -> Function:  # fmt: skip
     """Define the micro-kernel for `mr` rows and `nv` vectors; rows of `c` are `tile.nr` apart.
@@ -142,12 +144,21 @@ def micro_kernel(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """Lines to ask for in the first `turns` of the loop over k: `share` does it for the turn of a number."""
+
+    turns: Index
+    share: Callable[[Index], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Operands:
     """What a tile is computed from; strides in elements.
 
     ahead, next_a: distances in elements at which rows of b, and packed panels of a, are prefetched (0, None: not).
     later: where packed constants lie that are wanted long after this tile, and bytes of them to fetch in every step.
     read: gives the vectors of b at a step of k, in place of loads.
+    fetch: what else is asked for meanwhile.
     """
 
     a: Reg
@@ -159,6 +170,7 @@ class Operands:
     next_a: Index | None = None
     later: tuple[Reg, Index] | None = None
     read: Callable[[Index], list[Reg]] | None = None
+    fetch: Fetch | None = None
 
 
 def accumulate(
@@ -168,7 +180,7 @@ def accumulate(
     strides: Strides,
     x: Operands,
     kc: Index,
-    unroll: int = 4,
+    unroll: int = UNROLL,
 ) -> list[Reg]:
     """The loop over k: the tile's vectors row by row, in registers. Strides that `strides` knows are baked in."""
     mr, nv = shape
@@ -195,19 +207,26 @@ def accumulate(
 
     sets = _sets(mr * nv, unroll)
     whole = build.mul(build.udiv(kc, unroll), unroll)
-    with build.carry(0, whole, unroll, [zero] * (mr * nv * sets), "k") as it:
-        acc = [it.values[s : s + mr * nv] for s in range(0, len(it.values), mr * nv)]
-        for u in range(unroll):
-            acc[u % sets] = step(build.add(it.index, u), acc[u % sets])
-        if x.next_a is not None:
-            group = build.offset(x.a, build.add(x.next_a, build.mul(it.index, a_step)), typ)
-            for line in range(0, unroll * mr, LINE // tile.dtype.bytes):
-                build.prefetch(build.offset(group, line, typ))
-        if x.later is not None:
-            start, pace = x.later
-            build.prefetch(build.offset(start, build.mul(it.index, pace), I8), locality=2)
-        it.next = [v for part in acc for v in part]
-    parts = [it.results[s : s + mr * nv] for s in range(0, len(it.results), mr * nv)]
+    totals = [zero] * (mr * nv * sets)
+    for start, stop, fetch in _parts(build, x.fetch, whole, unroll):
+        with build.carry(start, stop, unroll, totals, "k") as it:
+            acc = [it.values[s : s + mr * nv] for s in range(0, len(it.values), mr * nv)]
+            for u in range(unroll):
+                acc[u % sets] = step(build.add(it.index, u), acc[u % sets])
+            if x.next_a is not None:
+                group = build.offset(x.a, build.add(x.next_a, build.mul(it.index, a_step)), typ)
+                for line in range(0, unroll * mr, LINE // tile.dtype.bytes):
+                    build.prefetch(build.offset(group, line, typ))
+            if x.later is not None:
+                place, pace = x.later
+                far = pace * unroll if isinstance(pace, int) else LINE
+                for line in range(0, far, LINE):
+                    build.prefetch(build.offset(place, build.add(build.mul(it.index, pace), line), I8), locality=2)
+            if fetch is not None:
+                fetch(build.udiv(it.index, unroll))
+            it.next = [v for part in acc for v in part]
+        totals = it.results
+    parts = [totals[s : s + mr * nv] for s in range(0, len(totals), mr * nv)]
     if isinstance(kc, int) and kc % unroll == 0:
         last = parts[0]
     else:
@@ -215,6 +234,18 @@ def accumulate(
             rest.next = step(rest.index, rest.values)
         last = rest.results
     return [_total(build, tile.dtype, [v, *(p[k] for p in parts[1:])]) for k, v in enumerate(last)]
+
+
+def _parts(
+    build: Builder, fetch: Fetch | None, whole: Index, unroll: int
+) -> list[tuple[Index, Index, Callable[[Index], None] | None]]:
+    """The turns that fetch, then the others, whose loop is free of it: (first k, end, share of a turn)."""
+    if fetch is None:
+        return [(0, whole, None)]
+    end = build.imin(build.mul(fetch.turns, unroll), whole)
+    if isinstance(end, int) and isinstance(whole, int) and whole <= SPLIT * end:
+        return [(0, whole, fetch.share)]
+    return [(0, end, fetch.share), (end, whole, None)]
 
 
 def thin_kernel(build: Builder, tile: Tile, mr: int, cols: int, strides: Strides) -> Function:

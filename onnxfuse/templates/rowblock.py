@@ -238,7 +238,7 @@ def _split(build: Builder, env: Env, d: Design, m: Index, block: Index) -> Split
     nblocks = build.ceildiv(n, build.imax(nc, 1))
     kblocks = build.imax(build.ceildiv(k, d.kc), 1)
     kc = build.ceildiv(k, kblocks)
-    return Split(m, n, k, nc, block, block, kc, nblocks, 1, kblocks, 1, 1, 1, d.packs_b)
+    return Split(m, n, k, nc, block, block, kc, nblocks, 1, kblocks, 1, 1)
 
 
 # ---- code ----

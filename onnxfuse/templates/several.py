@@ -46,7 +46,7 @@ class Several:
                 made.append(GEMM.emit(build, part, plan, target))
         phases = max(e.phases for e in made)
         for phase in range(phases):
-            # A part without the phase that shares columns has nothing to do in it.
+            # A part that lifts no factor has nothing to do in the first one.
             _emit_phase(build, made, phase, phases)
         with build.function("scratch", I64, [PTR]) as fn:
             build.ret(_sum(build, [_call(build, k, "scratch", I64, [fn.args[0]]) for k in range(len(made))]))

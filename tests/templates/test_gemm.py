@@ -95,6 +95,19 @@ def test_sums_stay_in_registers_over_k(name: str) -> None:
     assert not [line for b in steps for line in b.splitlines() if "mm" in line and "(%rsp)" in line]
 
 
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
+def test_lines_are_asked_for_a_few_at_a_time(name: str) -> None:
+    """A core has a dozen lines under way: what asks for more at once stands still."""
+    target = by_name(name)
+    kernel = matmul([], 96, 96, 64, const="A")
+    found = GEMM.propose(kernel, target)
+    assert not isinstance(found, Refusal), found
+    text = compile_module(emit_module(Plan(kernel, found[0], GEMM), target).text, target, keep_asm=True).asm
+    bursts = [b.count("prefetch") for b in re.split(r"vfmadd|\n[.\w]+:", text)]
+    assert 0 < max(bursts) <= 12
+
+
 def test_tiles_fit_the_sizes_that_are_known() -> None:
     wide = by_name("x86-64-v4")
     shapes = {(t.mr, t.nv): None for t in (tile_for(wide, DType.F32), tile_for(wide, DType.F32, 768, 3072))}
