@@ -431,6 +431,15 @@ class Writer:
             return "-inf is the smallest finite number in some of onnxruntime's kernels"
         if node.op_type == "LayerNormalization" and len(node.output) > 1 and not _finite(given[0]):
             return "the running mean of infinities is NaN for some lengths"
+        if node.op_type == "LRN" and not _finite(given[0]):
+            return "a sum that slides over the channels keeps NaN behind infinities and NaN"
+        if (
+            node.op_type == "Softplus"
+            and given[0] is not None
+            and given[0].dtype == F64
+            and bool((given[0] > 700).any())
+        ):
+            return "Softplus of f64 overflows where its result does not"
         if node.op_type == "InstanceNormalization" and _flat(given[0]):
             return "a constant row, of which onnxruntime makes its rounding errors"
         if node.op_type == "MeanVarianceNormalization" and given[0] is not None:

@@ -288,17 +288,22 @@ def _transposed_auto(
     auto_pad: str,
     output_shape: Sequence[int] | None,
 ) -> tuple[list[int], list[Dim]]:
+    """Padding at the begin and sizes. SAME makes d * stride elements, or all there are where a stride skips more."""
     begin: list[int] = []
     spatial: list[Dim] = []
     for k in range(len(kernel)):
         d = x.shape[2 + k]
-        if not isinstance(d, int):
-            raise Unsupported("UN_DATA_DEPENDENT", "ConvTranspose with computed padding on a run-time dimension")
-        size = output_shape[k] if output_shape is not None else d * stride[k]
-        total = max(stride[k] * (d - 1) + extra[k] + dilation[k] * (kernel[k] - 1) + 1 - size, 0)
+        beyond = extra[k] + dilation[k] * (kernel[k] - 1) + 1 - stride[k]
+        if output_shape is None:
+            total = max(beyond, 0)
+            spatial.append(as_dim(simplify(dim_expr(d) * stride[k] + (beyond - total))))
+        elif isinstance(d, int):
+            total = max(d * stride[k] + beyond - output_shape[k], 0)
+            spatial.append(output_shape[k])
+        else:
+            raise Unsupported("UN_DATA_DEPENDENT", "ConvTranspose with an output_shape on a run-time dimension")
         half = total // 2
         begin.append(half if auto_pad == "SAME_UPPER" else total - half)
-        spatial.append(size)
     return begin, spatial
 
 

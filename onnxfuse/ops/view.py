@@ -443,11 +443,12 @@ def _pad(x: Tensor, begin: Sequence[Dim], end: Sequence[Dim], mode: str, value: 
     """Negative pads crop; what is repeated, mirrored or wrapped around is what the crop leaves."""
     shape, needs = [], []
     places = []
-    for d, b, e in zip(x.shape, begin, end, strict=True):
+    for k, (d, b, e) in enumerate(zip(x.shape, begin, end, strict=True)):
         size = simplify(dim_expr(d) + b + e)
         shape.append(as_dim(size if _is_small(size) else maximum(size, 0)))
         places.append((d, dim_expr(b), dim_expr(e)))
-        needs += _pad_needs(dim_expr(d), dim_expr(b), dim_expr(e), mode)
+        others = [dim_expr(other) for other in (*x.shape[:k], *x.shape[k + 1 :])]
+        needs += _pad_needs(dim_expr(d), dim_expr(b), dim_expr(e), mode, others)
 
     def body(*i: Expr) -> Expr:
         at = [_padded(e, *place, mode) for e, place in zip(i, places, strict=True)]
@@ -497,21 +498,32 @@ def _cropped(d: Expr, b: Expr, e: Expr) -> tuple[Expr, Expr]:
     return start, simplify(d - start - maximum(-e, 0))
 
 
-def _pad_needs(d: Expr, b: Expr, e: Expr, mode: str) -> list[Expr]:
-    """What the runtime checks, of a dimension: something is left to repeat, and long enough to be mirrored once."""
+def _pad_needs(d: Expr, b: Expr, e: Expr, mode: str, others: Sequence[Expr]) -> list[Expr]:
+    """What the runtime checks, of a dimension: something is left to repeat, and long enough to be mirrored once.
+
+    Unless no element has to be made: an empty dimension stays empty, or one of the `others` is.
+    """
     if b is i64(0) and e is i64(0):
         return []
     needs = [apply("le", i64(0), simplify(d + b + e))]
     if mode != "constant":
         _, left = _cropped(d, b, e)
-        idle = eq(b, i64(0)) & eq(e, i64(0))
-        needs.append(apply("lt", i64(0), where(idle, i64(1), left)))
+        idle = eq(d, i64(0)) & eq(b + e, i64(0))
+        for other in others:
+            idle = idle | (apply("lt", i64(0), d) & eq(other, i64(0)))
+        needs += _unless(idle, i64(0), left)
         if mode == "reflect":
-            needs.append(apply("lt", maximum(b, e), maximum(left, 1)))
+            needs += _unless(idle, maximum(b, e), maximum(left, 1))
     truths = [(simplify(n), known(n)) for n in needs]
     if any(t is False for _, t in truths):
         raise Unsupported("UN_SHAPE_MISMATCH", f"Pad mode={mode} of {b} and {e} on an extent of {d}")
     return [n for n, t in truths if t is None]
+
+
+def _unless(idle: Expr, low: Expr, high: Expr) -> list[Expr]:
+    """`low < high`, unless `idle`; never asked where numbers tell."""
+    need = apply("lt", low, high)
+    return [need if known(need) is not None else apply("lt", where(idle, simplify(high - 1), low), high)]
 
 
 def _pads(x: Tensor, pads: Sequence[Dim], axes: Sequence[int] | None) -> tuple[list[Dim], list[Dim]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, Lit, cast, eq, i64, lit
+from onnxfuse.ir.expr import Expr, Lit, cast, eq, i64, lit, where
 from onnxfuse.ir.op import EXACT
 from onnxfuse.ir.simplify import as_dim, dim_expr, simplify
 from onnxfuse.ops.contract import Windows, _inside, refuse_impossible, windows
@@ -30,11 +32,20 @@ from onnxfuse.ops.dsl import (
 from onnxfuse.ops.reduce import lowest
 from onnxfuse.ops.table import window
 
+# What onnxruntime makes of the maximum of no element, where it is not the neutral one.
+NOTHING_INSIDE = {t: -float(np.finfo(t.numpy).max) for t in (DType.F32, DType.F64)}
+
 
 def _places(i: Sequence[Expr], over: Windows) -> list[Expr]:
     n = len(over.kernel)
     pos, taps = i[2 : 2 + n], i[2 + n :]
     return [simplify(pos[k] * over.stride[k] + taps[k] * over.dilation[k] - over.begin[k]) for k in range(n)]
+
+
+def _may_miss(x: Tensor, over: Windows) -> bool:
+    """A window may have no tap inside: it steps over an input that is shorter than a step."""
+    sizes = zip(x.shape[2:], over.dilation, over.begin, strict=True)
+    return any(b > 0 and d > 1 and not (isinstance(size, int) and size >= d) for size, d, b in sizes)
 
 
 @window(tol=EXACT)
@@ -53,16 +64,22 @@ def MaxPool(
     """Maximum over a window; padding never wins."""
     over = windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode, pool=True)
     init = lowest(x.dtype)
+    least = NOTHING_INSIDE.get(x.dtype, init)
 
     def body(*i: Expr) -> Expr:
         at = _places(i, over)
         return guarded(_inside(at, x.shape[2:]), lambda: compute(x[(i[0], i[1], *at)]), init)
 
+    def finish(acc: Expr, *i: Expr) -> Expr:
+        missed = eq(_taps_inside(x, over, i[2:]), i64(0))
+        return where(missed, lit(least, acc.dtype), acc)
+
     shape = [*x.shape[:2], *over.counts]
     if outputs > 1:
         why = "MaxPool with the Indices output is not implemented"
         return [declined(shape, kind, "UN_ARITY", why) for kind in (x.dtype, DType.I64)]
-    return Loops(shape, body, x.dtype, over.kernel, "max", init, refusal=over.refusal)
+    last = finish if least != init and _may_miss(x, over) else None
+    return Loops(shape, body, x.dtype, over.kernel, "max", init, finish=last, refusal=over.refusal)
 
 
 @window(name="AveragePool", since=7)
@@ -96,7 +113,7 @@ def _average(x: Tensor, over: Windows, count: Callable[[Sequence[Expr]], Expr]) 
         return guarded(_inside(at, x.shape[2:]), lambda: compute(x[(i[0], i[1], *at)]), 0)
 
     def finish(acc: Expr, *i: Expr) -> Expr:
-        taps = count(i[2:])
+        taps = maximum(count(i[2:]), 1) if _may_miss(x, over) else count(i[2:])
         return acc / (lit(taps.value, work) if isinstance(taps, Lit) else cast(taps, work))
 
     return Loops([*x.shape[:2], *over.counts], body, x.dtype, over.kernel, finish=finish, refusal=over.refusal)

@@ -1,8 +1,9 @@
 """How every kernel runs. Kernels -> Plans.
 
 In: distinct kernels. Out: one plan each: every template of `TEMPLATES` (in order of priority) is asked for proposals,
-the cheapest predicted one wins; ties go to the earlier template. A kernel with run-time broadcasts also gets a general
-schedule, which the library runs when extents differ. A kernel that no template takes is refused with the last reason.
+the cheapest predicted one wins; ties go to the earlier template. A kernel with an empty output takes the general one.
+One with run-time broadcasts also gets a general schedule, which the library runs when extents differ. A kernel that no
+template takes is refused with the last reason.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def plan_kernel(kernel: Kernel, target: Target, skip: Collection[str] = ()) -> P
     left = left_to_runtime(variant, target)
     if left is not None:
         return left
-    for template in (t for t in TEMPLATES if t.name not in skip):
+    templates = (GENERAL,) if _is_empty(kernel) else TEMPLATES
+    for template in (t for t in templates if t.name not in skip):
         found = template.propose(variant, target)
         if isinstance(found, Refusal):
             reason = found
@@ -65,3 +67,8 @@ def plan_kernel(kernel: Kernel, target: Target, skip: Collection[str] = ()) -> P
             return fallback
         general = Plan(kernel, fallback[0], GENERAL)
     return Plan(kernel, best[0], best[1], general, None if variant is kernel else variant)
+
+
+def _is_empty(kernel: Kernel) -> bool:
+    """An output has no elements, whatever comes in: there is nothing to gain, and the others divide by extents."""
+    return any(d == 0 for v in kernel.outputs for d in v.tensor.shape)

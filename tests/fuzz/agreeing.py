@@ -26,7 +26,7 @@ def agrees(folder: Path, m: onnx.ModelProto, *feeds: Feeds) -> None:
     expected = [ort.run(plain, f) for f in feeds]
     for mode in FusionMode:
         bundle = onnxfuse.optimize(m, fusion_mode=mode, verify=False)
-        assert not [r for r in bundle.plans.refused.values() if r.code == "UN_COMPILE"]
+        assert not [r for r in bundle.plans.refused.values() if r.code in ("UN_COMPILE", "UN_INTERNAL")]
         written = bundle.save(folder / f"{mode}.onnx")
         for libraries in ([], [written.library] if written.library else []):
             session = ort.session(written.model, libraries=libraries)

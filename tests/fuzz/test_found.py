@@ -321,3 +321,76 @@ def test_indices_of_a_dilated_pool_have_the_size_of_its_windows(tmp_path: Path) 
         opset=14,
     )
     agrees(tmp_path, m, {"x": np.ones((1, 1, 1), np.int8)})
+
+
+@pytest.mark.parametrize("pad", ["SAME_LOWER", "SAME_UPPER"])
+@pytest.mark.parametrize("dim", ["3", "N"])
+@pytest.mark.parametrize(
+    ("taps", "stride", "dilation", "extra"),
+    [(1, 3, 1, 0), (1, 2, 1, 1), (2, 4, 1, 2), (2, 5, 2, 1), (3, 2, 2, 1), (2, 1, 3, 0)],
+)
+def test_a_transposed_convolution_of_large_strides_makes_no_more_than_there_is(
+    tmp_path: Path, pad: str, dim: str, taps: int, stride: int, dilation: int, extra: int
+) -> None:
+    """SAME promises stride * size elements; onnxruntime adds none where the windows end before."""
+    m = model(
+        f"(float[1,1,{dim}] x, float[1,1,{taps}] w) => (float[a,b,c] y) {{ y = ConvTranspose<strides = [{stride}], "
+        f'dilations = [{dilation}], output_padding = [{extra}], auto_pad = "{pad}">(x, w) }}'
+    )
+    agrees(tmp_path, m, {"x": floats(1, 1, 3), "w": floats(1, 1, taps)})
+
+
+# --- nothing to compute ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize(("sizes", "kernel"), [((2, 2, 4), [1, 3, 1]), ((1, 9), [2, 2]), ((9, 1), [2, 2]), ((2,), [3])])
+def test_windows_larger_than_their_input_make_an_empty_kernel(
+    tmp_path: Path, op: str, sizes: tuple[int, ...], kernel: list[int]
+) -> None:
+    dims, out = ",".join(map(str, sizes)), ",".join("abc"[: len(sizes)])
+    m = model(f"(float[N,8,{dims}] x) => (float[n,f,{out}] y) {{ y = {op}<kernel_shape = {kernel}>(x) }}")
+    agrees(tmp_path, m, {"x": floats(1, 8, *sizes)})
+
+
+def test_a_chain_of_products_with_no_columns_is_an_empty_kernel(tmp_path: Path) -> None:
+    m = model(
+        """(float[N,4,8] x, float[N,8,6] k, float[N,6,0] v) => (float[a,b,c] y) {
+        q = MatMul(x, k)  s = Softmax<axis = 2>(q)  y = MatMul(s, v) }"""
+    )
+    agrees(tmp_path, m, {"x": floats(2, 4, 8), "k": floats(2, 8, 6), "v": floats(2, 6, 0)})
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("mode", ["edge", "reflect"])
+def test_padding_an_empty_tensor_needs_no_element_to_repeat(tmp_path: Path, mode: str, known: bool) -> None:
+    """An empty dimension stays empty, one beside it takes any size."""
+    given, fixed = ("", "<int64[4] p = {-1,2,1,-1}>") if known else (", int64[4] p", "")
+    m = model(f'(float[N,M] x{given}) => (float[a,b] y) {fixed} {{ v = Pad<mode = "{mode}">(x, p)  y = Exp(v) }}')
+    p = {} if known else {"p": np.array([-1, 2, 1, -1])}
+    agrees(tmp_path, m, *({"x": floats(*shape), **p} for shape in [(0, 1), (0, 5), (3, 5)]))
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (1, 0), (3, 4)])
+def test_padding_an_empty_dimension_with_elements_stays_an_error(tmp_path: Path, shape: tuple[int, int]) -> None:
+    m = model('(float[N,M] x) => (float[a,b] y) <int64[4] p = {1,0,0,-1}> { y = Pad<mode = "edge">(x, p) }')
+    written = onnxfuse.optimize(m, verify=False).save(tmp_path / "out.onnx")
+    assert written.library is not None
+    session = ort.session(written.model, libraries=[written.library])
+    if 0 not in shape:
+        assert ort.run(session, {"x": floats(*shape)})["y"].shape == (4, 3)
+        return
+    with pytest.raises(ort.ORT_ERRORS):
+        ort.run(session, {"x": floats(*shape)})
+
+
+@pytest.mark.parametrize("dims", ["N,N", "2,2", "5,2"])
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [("MaxPool", "float"), ("MaxPool", "double"), ("MaxPool", "int8"), ("AveragePool", "float"), ("LpPool", "float")],
+)
+def test_a_dilated_window_that_steps_over_its_input(tmp_path: Path, op: str, name: str, dims: str) -> None:
+    """The mean of no element is 0 in onnxruntime, the maximum the smallest finite number."""
+    attrs = "kernel_shape = [2, 2], dilations = [3, 3], pads = [1, 1, 1, 1]"
+    m = model(f"({name}[1,2,{dims}] x) => ({name}[a,b,c,d] y) {{ y = {op}<{attrs}>(x) }}", opset=19)
+    sizes = [(2, 2), (3, 3), (7, 7)] if "N" in dims else [(int(dims[0]), int(dims[2]))]
+    kind = {"float": np.float32, "double": np.float64, "int8": np.int8}[name]
+    agrees(tmp_path, m, *({"x": np.arange(2 * h * w).astype(kind).reshape(1, 2, h, w)} for h, w in sizes))
