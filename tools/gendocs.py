@@ -31,7 +31,8 @@ Written by `tools/gendocs.py` from the op table (`onnxfuse/ops/`); do not edit. 
 `onnxfuse ops NAME` one operator.
 
 What is not in the table, operators of other domains, and opsets below 7 stay with onnxruntime, unchanged; only
-pointwise operators that have not changed since are compiled there, too.
+operators that are loops by themselves (pointwise, reductions, views, products, windows) and have not changed since are
+compiled there, too.
 
 * **opsets**: the versions of the default domain the entry stands for.
 * **element types**: of the first input, as far as kernels compute them; other types pass through.

@@ -198,13 +198,17 @@ class _Reader:
             return _opaque(name, domain, version, "a local function of another opset")
         if domain == "" and self.opset < OLDEST_OPSET:
             found = lookup("", name, OLDEST_OPSET)
-            if found is not None and found.family is Family.POINTWISE and _unchanged(name, self.opset):
+            if found is not None and found.family in _LOOPS and _unchanged(name, self.opset):
                 return found
             return _opaque(name, domain, version, f"opset {self.opset} is older than {OLDEST_OPSET}")
         found = lookup(domain, name, version)
         if found is not None:
             return found
         return _opaque(name, domain, version, "not in the op table" if domain == "" else f"foreign domain {domain}")
+
+
+# What is lowered as it stands: nothing in an opset older than the op table's is made of other operators.
+_LOOPS = frozenset({Family.POINTWISE, Family.REDUCE, Family.VIEW, Family.CONTRACT, Family.WINDOW})
 
 
 def _unchanged(name: str, opset: int) -> bool:

@@ -263,7 +263,7 @@ def test_training_is_opaque(text, reason):
 
 @pytest.mark.parametrize(
     ("text", "opset"),
-    [("y = Relu(x)", 1), ("y = Add(x, x)", 6), ("y = Transpose(x)", 6)],
+    [("y = Relu(x)", 1), ("y = Add(x, x)", 6), ("y = Softmax(x)", 6)],
 )
 def test_old_opsets_pass_through(text, opset):
     op = read(model(text, opset=opset, ir=4)).graph.nodes[0].op
@@ -272,7 +272,13 @@ def test_old_opsets_pass_through(text, opset):
 
 @pytest.mark.parametrize(
     ("text", "signature", "opset"),
-    [("y = Not(x)", "(bool[2,4] x) => (bool[2,4] y)", 1), ("y = Neg(x)", "(float[2,4] x) => (float[2,4] y)", 6)],
+    [
+        ("y = Not(x)", "(bool[2,4] x) => (bool[2,4] y)", 1),
+        ("y = Neg(x)", "(float[2,4] x) => (float[2,4] y)", 6),
+        ("y = Transpose(x)", "(float[2,4] x) => (float[4,2] y)", 6),
+        ("y = ReduceSum <axes = [0], keepdims = 1> (x)", "(float[2,4] x) => (float[1,4] y)", 6),
+        ("y = Pad <pads = [0, 1, 0, 1]> (x)", "(float[2,4] x) => (float[2,6] y)", 6),
+    ],
 )
 def test_what_has_not_changed_since_an_old_opset_is_compiled_there(tmp_path, text, signature, opset):
     made = model(text, signature, opset=opset)
@@ -651,3 +657,17 @@ def test_text_that_is_not_utf8():
     assert refusal(data).what == "the model has text that is not UTF-8: NodeProto.input" or (
         "NodeProto.output" in refusal(data).what
     )
+
+
+def test_windows_and_products_of_an_old_opset_are_compiled(tmp_path):
+    conv = "c = Conv <pads = [1, 1, 1, 1], kernel_shape = [3, 3]> (x, w)"
+    text = f"{conv} r = Relu(c) y = MaxPool <kernel_shape = [2, 2]> (r)"
+    made = model(text, "(float[1,2,6,5] x, float[3,2,3,3] w) => (float[1,3,5,4] y)", opset=6)
+    written = optimize(made, Config()).save(tmp_path / "out.onnx")
+    assert written.library is not None
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", (1, 2, 6, 5)), ("w", (3, 2, 3, 3)))}
+    want = ort.run(ort.session(made, threads=1), feeds)["y"]
+    for libraries in ([], [written.library]):
+        got = ort.run(ort.session(written.model, libraries=libraries), feeds)["y"]
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
