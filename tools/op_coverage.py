@@ -64,8 +64,8 @@ none fails or differs after optimizing, in any mode. Of those that could run com
 whose shape depends on data, 29 about strings, 23 about sequences and optionals, 6 random, 6 of control flow, and 51
 that leave nothing to compute (tools/inherent.py). Onnxruntime 1.17.3 (`--ort-python PYTHON`) runs 785 of the same 1884
 (newer operator sets are beyond it) and passes 773; none fails or differs in any mode, 684 of 707 run compiled (96.7 %).
-The suites simple, light, pytorch-converted and pytorch-operator (149 cases, of which 1.32 runs 109 and 1.17.3 107) pass in all
-modes with both versions.
+The suites simple, light, pytorch-converted and pytorch-operator (149 cases, of which 1.32 runs 109
+and 1.17.3 107) pass in all modes with both versions.
 
 The other 65 stay with onnxruntime: quantised operators whose bits are onnxruntime's (17); several steps of GRU, LSTM
 and RNN (11); transforms along an axis or of frames given at run time (7); the rest are sorting, deformed,
