@@ -80,7 +80,7 @@ def tile_lines(
             for s in streams
         ]
     total = len(streams) * d.tile.mr
-    turns = max(1, (d.kc if d.single or isinstance(d.c.depth, int) else SHORT) // UNROLL)
+    turns = max(1, (d.kc if isinstance(d.c.depth, int) else SHORT) // UNROLL)
     per = -(-total // turns)
 
     def share(turn: Index) -> None:
@@ -163,7 +163,8 @@ def panel_lines(
     def shared(turn: Index) -> None:
         row(build.add(first, build.imin(turn, build.sub(share, 1))))
 
-    return Fetch(share, shared), Fetch(share, shared)
+    fetch = Fetch(share, shared)
+    return fetch, fetch
 
 
 def both(build: Builder, a: Fetch | None, b: Fetch | None) -> Fetch | None:
@@ -182,7 +183,7 @@ def _tiles_below(s: Split, d: Design) -> int | None:
     """Tiles that read a panel, if that is known."""
     if not isinstance(s.ms, int) or not isinstance(s.m, int):
         return None
-    return -(-min(s.ms, s.mc if isinstance(s.mc, int) else s.ms, s.m) // d.tile.mr)
+    return -(-min(s.ms, s.m) // d.tile.mr)
 
 
 def _panel_row(build: Builder, u: Unit, d: Design, column: Index, k: Index) -> None:

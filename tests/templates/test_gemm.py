@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from onnxfuse.analysis.roles import Contraction, roles
-from onnxfuse.codegen.generate import emit_module
-from onnxfuse.codegen.object import compile_module, host_features
+from onnxfuse.codegen.object import host_features
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, apply, load, sym, var, where
@@ -25,6 +24,7 @@ from onnxfuse.runtime.jit import Jitted, jit
 from onnxfuse.target import Target, by_name
 from onnxfuse.templates.gemm import GEMM
 from onnxfuse.templates.microkernel import tile_cost, tile_for
+from tests.templates.assembly import assembly
 from tests.templates.contractions import anchored, element, matmul, random
 
 NATIVE = by_name("native", host_features())
@@ -86,9 +86,7 @@ def test_sums_stay_in_registers_over_k(name: str) -> None:
     """No step of k of a whole tile goes through the stack."""
     target = by_name(name)
     kernel = matmul([], 168, 96, 64, const="B")
-    found = GEMM.propose(kernel, target)
-    assert not isinstance(found, Refusal), found
-    text = compile_module(emit_module(Plan(kernel, found[0], GEMM), target).text, target, keep_asm=True).asm
+    text = assembly(kernel, GEMM, target)
     tile = tile_for(target, DType.F32, 168, 96)
     steps = [b for b in re.split(r"\n[.\w]+:", text) if b.count("vfmadd") >= tile.mr * tile.nv]
     assert steps
@@ -101,9 +99,7 @@ def test_lines_are_asked_for_a_few_at_a_time(name: str) -> None:
     """A core has a dozen lines under way: what asks for more at once stands still."""
     target = by_name(name)
     kernel = matmul([], 96, 96, 64, const="A")
-    found = GEMM.propose(kernel, target)
-    assert not isinstance(found, Refusal), found
-    text = compile_module(emit_module(Plan(kernel, found[0], GEMM), target).text, target, keep_asm=True).asm
+    text = assembly(kernel, GEMM, target)
     bursts = [b.count("prefetch") for b in re.split(r"vfmadd|\n[.\w]+:", text)]
     assert 0 < max(bursts) <= 12
 

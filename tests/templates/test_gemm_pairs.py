@@ -9,8 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from onnxfuse.codegen.generate import emit_module
-from onnxfuse.codegen.object import compile_module, host_features
+from onnxfuse.codegen.object import host_features
 from onnxfuse.errors import Refusal
 from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import Expr, cast, i64, lit, load, sym, var, where
@@ -24,6 +23,7 @@ from onnxfuse.runtime.jit import Jitted, jit
 from onnxfuse.schedule.integers import left_to_runtime
 from onnxfuse.target import Target, by_name
 from onnxfuse.templates.gemm import GEMM, contraction
+from tests.templates.assembly import assembly
 from tests.templates.contractions import anchored, conv_out, element
 
 NATIVE = replace(by_name("native", host_features()), byte_dots=False)
@@ -202,19 +202,14 @@ def test_the_products_of_pairs_are_one_instruction(target: str, added: tuple[str
     row = by_name(target)
     row = replace(row, features=(*row.features, *added))
     kernel = product(96, 96, 96, const="B")
-    found = GEMM.propose(kernel, row)
-    assert not isinstance(found, Refusal), found
-    text = compile_module(emit_module(Plan(kernel, found[0], GEMM), row).text, row, keep_asm=True).asm
-    assert instruction in text
+    assert instruction in assembly(kernel, GEMM, row)
 
 
 def test_the_sums_of_a_tile_stay_in_registers() -> None:
     """LLVM would add the products of several steps first, and has no registers for them."""
     row = by_name("x86-64-v3")
     kernel = product(96, 96, 96, const="B")
-    found = GEMM.propose(kernel, row)
-    assert not isinstance(found, Refusal), found
-    lines = compile_module(emit_module(Plan(kernel, found[0], GEMM), row).text, row, keep_asm=True).asm.splitlines()
+    lines = assembly(kernel, GEMM, row).splitlines()
     products = [k for k, line in enumerate(lines) if "vpmaddwd" in line]
     near = [(a, b) for a, b in pairwise(products) if b - a < 8]  # within a loop over k
     assert near

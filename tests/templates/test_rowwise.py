@@ -25,6 +25,7 @@ from onnxfuse.target import TARGETS, Target
 from onnxfuse.templates.nest import in_place, stage_roots, tidy
 from onnxfuse.templates.rowwise import ROWWISE
 from tests.codegen.machines import MACHINES, V3, undefined
+from tests.templates.assembly import assembly
 
 F32 = DType.F32
 N, M = sym("N"), sym("M")
@@ -518,15 +519,11 @@ def test_a_matrix_vector_product_inside_a_row(target, rng):
 # ---- what the code looks like ----
 
 
-def assembly(kernel: Kernel, target: Target = V3) -> str:
-    plan = Plan(kernel, ROWWISE.propose(kernel, target)[0], ROWWISE)
-    return compile_module(emit_module(plan, target).text, target, keep_asm=True).asm
-
-
 @pytest.mark.isa("avx2")
 def test_elementwise_code_is_whole_vectors_without_calls():
     x, b, y, ax = t("x", N, 64), t("b", 64), t("y", N, 64), axes(N, 64)
-    text = assembly(pointwise([x, b], y, ax, apply("max", at(x, *map(var, ax)) + at(b, var(ax[1])), 0.0), [(x, 0)]))
+    kernel = pointwise([x, b], y, ax, apply("max", at(x, *map(var, ax)) + at(b, var(ax[1])), 0.0), [(x, 0)])
+    text = assembly(kernel, ROWWISE, V3)
     assert "vaddps" in text
     assert "vmaxps" in text
     assert "addss" not in text
