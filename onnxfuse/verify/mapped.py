@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,9 +51,7 @@ class Mapped:
     copies: tuple[onnxruntime.OrtValue, ...]
 
 
-def mapped_session(
-    model: Path, *, level: ort.Level, threads: int, libraries: Sequence[str | os.PathLike[str]]
-) -> Mapped | None:
+def mapped_session(model: Path, *, level: ort.Level, threads: int, libraries: ort.Libraries) -> Mapped | None:
     """See the module docstring. None also when onnxruntime refuses: an ordinary session says better why."""
     import onnx  # here: most processes that compare do without
 

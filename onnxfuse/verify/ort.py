@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # a third of the memory of a process that only runs models fr
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | onnx.ModelProto | onnx_ir.Model"
 Result = object  # an array, a list of them (sequence), a dict (map) or None (empty optional)
 Feeds = Mapping[str, object]
+Libraries = Sequence[str | os.PathLike[str]]  # of custom ops, to register
 
 _PROTO_LIMIT = 2**31 - 1  # protobuf refuses more in one message
 
@@ -107,7 +108,7 @@ def session(
     *,
     level: Level = Level.DISABLE,
     threads: int = 1,
-    libraries: Sequence[str | os.PathLike[str]] = (),
+    libraries: Libraries = (),
     profile: str = "",
 ) -> onnxruntime.InferenceSession:
     """A session on the CPU provider. `threads` 0 = onnxruntime's choice; `libraries` = custom-op libraries to register.
@@ -125,7 +126,7 @@ def options(
     *,
     level: Level = Level.DISABLE,
     threads: int = 1,
-    libraries: Sequence[str | os.PathLike[str]] = (),
+    libraries: Libraries = (),
     profile: str = "",
 ) -> onnxruntime.SessionOptions:
     """The options of `session`. Raises UsageError when onnxruntime refuses a library."""
@@ -264,7 +265,7 @@ def _from_ort(value: onnxruntime.OrtValue) -> Result:
 
 
 def profile(
-    source: Source, feeds: Feeds, *, level: Level = Level.DISABLE, libraries: Sequence[str | os.PathLike[str]] = ()
+    source: Source, feeds: Feeds, *, level: Level = Level.DISABLE, libraries: Libraries = ()
 ) -> list[tuple[str, str]]:
     """(node name, op type) of every kernel onnxruntime ran for these feeds, in order: what really executed."""
     with private_folder() as folder:

@@ -33,7 +33,7 @@ from onnxfuse.frontend.wire import LARGE
 from onnxfuse.verify import ort, steps
 from onnxfuse.verify.inputs import Sample, spec
 from onnxfuse.verify.mapped import Mapped, Stored, stored_session
-from onnxfuse.verify.running import How, Interface, Libraries, Results, describe
+from onnxfuse.verify.running import How, Interface, Results, describe
 
 Span = tuple[int, int]  # positions in Cut.order: from, to (exclusive)
 
@@ -167,7 +167,7 @@ class Cut:
         return replace(self, graph=replace(self.graph, proto=proto))
 
     def node_by_node(
-        self, feeds: ort.Feeds, library: str | os.PathLike[str], libraries: Libraries
+        self, feeds: ort.Feeds, library: str | os.PathLike[str], libraries: ort.Libraries
     ) -> list[steps.NodeResult]:
         if not steps.stepped(self.graph.proto):
             return []
@@ -256,7 +256,7 @@ class Part:
         held = {t.name for t in copy.graph.initializer}
         return stored_session(copy, [w for w in self.weights if w.header.name in held], self.folder, options)
 
-    def session(self, proto: onnx.ModelProto, threads: int, libraries: Libraries) -> steps.Loaded:
+    def session(self, proto: onnx.ModelProto, threads: int, libraries: ort.Libraries) -> steps.Loaded:
         """The same for steps.node_by_node: the session, and what must live as long."""
         opened = self.opened(proto, ort.options(threads=threads, libraries=libraries))
         return opened.session, opened

@@ -23,7 +23,6 @@ from onnxfuse.verify.mapped import Mapped, mapped_session
 if TYPE_CHECKING:
     from onnxfuse.verify.parts import Cut
 
-Libraries = Sequence[str | os.PathLike[str]]
 Names = list[tuple[str, str]]  # (name, type)
 Results = dict[str, ort.Result]
 Step = Callable[[str], None]
@@ -64,7 +63,7 @@ class Model(Protocol):
         ...
 
     def node_by_node(
-        self, feeds: ort.Feeds, library: str | os.PathLike[str], libraries: Libraries, /
+        self, feeds: ort.Feeds, library: str | os.PathLike[str], libraries: ort.Libraries, /
     ) -> list[steps.NodeResult]:
         """Every node of ours on the original's values (steps.py); none where the model is not judged so."""
         ...
@@ -74,7 +73,7 @@ class Model(Protocol):
 class How:
     """The way a model is run. `called` is its name in the steps, which `step` hears as they begin."""
 
-    libraries: Libraries = ()
+    libraries: ort.Libraries = ()
     level: ort.Level = ort.Level.DISABLE
     threads: int = 0
     called: str = "the model"
@@ -115,7 +114,7 @@ class Whole:
                 yield exc
 
     def node_by_node(
-        self, feeds: ort.Feeds, library: str | os.PathLike[str], libraries: Libraries
+        self, feeds: ort.Feeds, library: str | os.PathLike[str], libraries: ort.Libraries
     ) -> list[steps.NodeResult]:
         model = steps.load(self.source)
         return steps.node_by_node(model, feeds, library, libraries) if steps.stepped(model) else []

@@ -28,9 +28,8 @@ from onnxfuse.verify import ort
 if TYPE_CHECKING:
     import onnx
 
-Libraries = Sequence[str | os.PathLike[str]]
 Loaded = tuple[onnxruntime.InferenceSession, object]  # a session, and what must live as long
-Make = Callable[["onnx.ModelProto", int, Libraries], Loaded]  # of a model, threads, libraries
+Make = Callable[["onnx.ModelProto", int, ort.Libraries], Loaded]  # of a model, threads, libraries
 
 DOMAIN = "onnxfuse"
 SHARE = 100  # one element of so many may be a step off
@@ -102,7 +101,7 @@ def node_by_node(
     model: onnx.ModelProto,
     feeds: ort.Feeds,
     library: str | os.PathLike[str],
-    libraries: Libraries = (),
+    libraries: ort.Libraries = (),
     threads: int = 0,
     make: Make | None = None,
 ) -> list[NodeResult]:
@@ -132,7 +131,7 @@ def node_by_node(
     return out
 
 
-def _loaded(model: onnx.ModelProto, threads: int, libraries: Libraries) -> Loaded:
+def _loaded(model: onnx.ModelProto, threads: int, libraries: ort.Libraries) -> Loaded:
     return ort.session(model, threads=threads, libraries=libraries), None
 
 
