@@ -10,7 +10,8 @@ batches run at mode `full`, every second at another one in turn as well; of ever
 bodies run, because compiling kernels is where the time goes; every sixteenth is compiled and run at all four modes.
 Every eighth batch is compiled as users get it, the others without LLVM's optimisation; every third runs at two threads,
 every fifth at ORT_ENABLE_ALL; every fourth is compiled for the narrower x86-64-v2; every second has the bodies of its
-control flow optimized too. One graph in --cli-every goes through the command line.
+control flow optimized too; every seventh has its sizes frozen, every sixth goes without Winograd's algorithm, every
+eleventh without simplification. One graph in --cli-every goes through the command line.
 
 Batches run in child processes: a kernel that crashes or hangs ends one of those and is a finding. Each finding is
 reduced to its graph, shrunk (tools/fuzz_shrink.py) and written to --out: model.onnx, feeds.npz, report.txt, test.py.
@@ -42,8 +43,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 from fused import CLI, run_child
-from fuzz_graph import Made, random_graph, random_opset
+from fuzz_graph import Made
 from fuzz_judge import Answer, Finding, Question, judge
+from fuzz_make import random_graph, random_opset
 from fuzz_parts import merged
 from fuzz_shrink import as_test, shrink
 
@@ -70,6 +72,12 @@ class Batch:
     threads: int
     target: str = "native"
     subgraphs: bool = False
+    frozen: bool = False
+    exact: bool = False
+    bare: bool = False
+
+
+HOW = ("modes", "bodies", "opt", "level", "threads", "target", "subgraphs", "frozen", "exact", "bare")
 
 
 @dataclass(slots=True)
@@ -135,7 +143,7 @@ def _add(total: Answer, one: Answer) -> None:
 
 def question_of(made: Sequence[Made], batch: Batch) -> Question:
     """Several graphs as one model; a graph with fewer input sets repeats its last."""
-    how = {f: getattr(batch, f) for f in ("modes", "bodies", "opt", "level", "threads", "target", "subgraphs")}
+    how = {f: getattr(batch, f) for f in HOW}
     if len(made) == 1:
         return Question(made[0].model.SerializeToString(), tuple(made[0].feeds), **how)
     count = max(len(m.feeds) for m in made)
@@ -448,6 +456,9 @@ def batch_of(seed: int, size: int, number: int, opset: int, every_mode: bool) ->
         threads=2 if number % 3 == 2 else 1,
         target="x86-64-v2" if number % 4 == 2 and native_x86() else "native",
         subgraphs=number // 2 % 2 == 1,
+        frozen=number % 7 == 3,
+        exact=number % 6 == 4,
+        bare=number % 11 == 7,
     )
 
 

@@ -34,7 +34,7 @@ from onnxfuse import pipeline
 from onnxfuse.codegen import generate as generating
 from onnxfuse.codegen import object as objects
 from onnxfuse.codegen.cache import Cache, Entry
-from onnxfuse.config import Config, FusionConfig, FusionMode, VerifyConfig
+from onnxfuse.config import PASSES, Config, FusionConfig, FusionMode, PrepareConfig, VerifyConfig
 from onnxfuse.errors import OnnxfuseError, UsageError
 from onnxfuse.pipeline import Bundle, optimize
 from onnxfuse.verify import ort
@@ -57,11 +57,26 @@ class Question:
     threads: int = 1
     target: str = "native"
     subgraphs: bool = False  # bodies of control flow are optimized too
+    frozen: bool = False  # the sizes of the first input set are fixed
+    exact: bool = False  # no Winograd
+    bare: bool = False  # no simplification before fusion
 
     def config(self, mode: str) -> Config:
         """How `optimize` is called."""
         fusion = FusionConfig(mode=FusionMode(mode))
-        return Config(fusion=fusion, target=self.target, include_subgraph=self.subgraphs)
+        return Config(
+            fusion=fusion,
+            prepare=PrepareConfig(skip=frozenset(PASSES) if self.bare else frozenset()),
+            target=self.target,
+            include_subgraph=self.subgraphs,
+            overwrite_input_shape={n: a.shape for n, a in self.feeds[0].items() if a.size} if self.frozen else {},
+            exact_conv=self.exact,
+        )
+
+    def asked(self) -> list[int]:
+        """Numbers of the input sets the result must take."""
+        shapes = [{n: a.shape for n, a in f.items()} for f in self.feeds]
+        return [k for k, of in enumerate(shapes) if not self.frozen or of == shapes[0]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +193,8 @@ def _check_bundle(
         except UsageError as error:
             answer.findings.append(Finding("load", mode, where, _brief(f"{error.what}: {error.why}")))
             continue
-        for k, feeds in enumerate(question.feeds):
+        for k in question.asked():
+            feeds = question.feeds[k]
             step(f"run {mode} {where} input set {k}")
             answer.runs += 1
             try:

@@ -159,10 +159,10 @@ def _shakes(a: np.ndarray) -> bool:
 
 
 def _noise(a: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Some eps, and subnormal numbers become 0 or not."""
+    """Some eps, and subnormal numbers become 0 or not. What is 0 may be another number by other noise: it stays."""
     info = limits(a.dtype)
     noise = 1 + NOISE * float(info.eps) * rng.uniform(-1, 1, a.shape)
-    flushed = (np.abs(a) < float(info.smallest_normal)) & (rng.random() < 0.5)
+    flushed = (a != 0) & (np.abs(a) < float(info.smallest_normal)) & (rng.random() < 0.5)
     return np.asarray(np.where(flushed, 0, noise)).astype(a.dtype)
 
 

@@ -2,7 +2,8 @@
 
 A body holds the user's original nodes where the group has them whole, and atomic nodes where a composite op was cut
 between groups. It is written in the model's opset (onnxruntime reads it so), without attribute references and without
-trailing empty names. Constants that the custom node does not take as inputs become Constant nodes inside.
+trailing empty names, but those the op's schema counts. Constants that the custom node does not take as inputs become
+Constant nodes inside.
 """
 
 from __future__ import annotations
@@ -36,9 +37,16 @@ def node_proto(node: Node, opset: int) -> onnx.NodeProto:
         proto.op_type, proto.domain = node.op.name, node.op.domain
         proto.attribute.extend(_attribute(node, name, value, opset) for name, value in node.attrs.items())
     proto.name = node.name
-    proto.input[:] = _names(node.inputs)
+    proto.input[:] = _names(node.inputs, _least_inputs(node, opset))
     proto.output[:] = _names(node.outputs)
     return proto
+
+
+def _least_inputs(node: Node, opset: int) -> int:
+    """Names a node must have, though they may be empty (a Loop without trips, condition and state has two)."""
+    if node.op.domain or not defs.has(node.op.name, opset):
+        return 0
+    return int(defs.get_schema(node.op.name, opset).min_input)
 
 
 def spelled_out(nodes: Iterable[Node], taken: set[str]) -> tuple[Node, ...]:
@@ -62,11 +70,11 @@ def spelled_out(nodes: Iterable[Node], taken: set[str]) -> tuple[Node, ...]:
     return tuple(out)
 
 
-def _names(values: Sequence[Value | None]) -> list[str]:
+def _names(values: Sequence[Value | None], least: int = 0) -> list[str]:
     names = ["" if v is None else v.name for v in values]
     while names and not names[-1]:
         names.pop()
-    return names
+    return names + [""] * (least - len(names))
 
 
 def _attribute(node: Node, name: str, value: AttrValue, opset: int) -> onnx.AttributeProto:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from onnxfuse.errors import Unsupported
 from onnxfuse.ir.dtypes import DType
-from onnxfuse.ir.expr import Expr, Lit, apply, cast, eq, i64, lit, where
+from onnxfuse.ir.expr import TRUE, Expr, Lit, apply, cast, eq, i64, lit, where
 from onnxfuse.ir.simplify import as_dim, dim_expr, known, poly, same, simplify
 from onnxfuse.ir.types import Dim
 from onnxfuse.ops.dsl import (
@@ -275,6 +275,18 @@ def _bound(v: Expr, dim: Dim, low: Expr, high: Expr) -> Expr:
     return simplify(minimum(maximum(moved, low), high))
 
 
+_NONE = ((1 << 31) - 1, (1 << 63) - 1)  # ends that onnxruntime takes for none at all, in both directions
+
+
+def _end(v: Expr, dim: Dim, low: Expr, high: Expr, down: Expr) -> Expr:
+    """Where a Slice stops; `down`: its step is negative."""
+    bound, backward = _bound(v, dim, low, high), known(down)
+    if backward is False:
+        return bound
+    none = apply("or", eq(v, i64(_NONE[0])), eq(v, i64(_NONE[1])))
+    return simplify(where(none if backward else apply("and", down, none), low, bound))
+
+
 LONGEST = 1 << 31  # no dimension has more elements: any step beyond takes one
 
 
@@ -289,7 +301,7 @@ def _box(x: Tensor, starts: Sequence[Expr], ends: Sequence[Expr], axes: Sequence
         down, top = simplify(step < 0), dim_expr(d)
         low, high = where(down, i64(-1), i64(0)), where(down, top - 1, top)
         lo = _bound(chosen(list(zip(hit, starts, strict=True)), i64(0)), d, i64(0), high)
-        hi = _bound(chosen(list(zip(hit, ends, strict=True)), i64(_FAR)), d, low, high)
+        hi = _end(chosen(list(zip(hit, ends, strict=True)), i64(_FAR)), d, low, high, down)
         size = maximum(where(down, -step, step), 1)
         span = where(down, lo - hi, hi - lo)
         shape.append(as_dim(maximum((span + size - 1) // size, 0)))
@@ -312,7 +324,8 @@ def _slice(x: Tensor, starts: Sequence[Expr], ends: Sequence[Expr], axes: Sequen
         if step > 0:
             lo, hi = _bound(s, d, i64(0), top), _bound(e, d, i64(0), top)
         else:
-            lo, hi = _bound(s, d, i64(0), simplify(top - 1)), _bound(e, d, i64(-1), simplify(top - 1))
+            last = simplify(top - 1)
+            lo, hi = _bound(s, d, i64(0), last), _end(e, d, i64(-1), last, TRUE)
         shape[k] = as_dim(step_count(lo, hi, i64(step)))
         first[k] = (lo, step)
 

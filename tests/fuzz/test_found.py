@@ -394,3 +394,35 @@ def test_a_dilated_window_that_steps_over_its_input(tmp_path: Path, op: str, nam
     sizes = [(2, 2), (3, 3), (7, 7)] if "N" in dims else [(int(dims[0]), int(dims[2]))]
     kind = {"float": np.float32, "double": np.float64, "int8": np.int8}[name]
     agrees(tmp_path, m, *({"x": np.arange(2 * h * w).astype(kind).reshape(1, 2, h, w)} for h, w in sizes))
+
+
+# --- steps backwards -------------------------------------------------------------------------------------------------
+BACKWARDS = {
+    "known": ("", "int64[1] e = {END}, int64[1] s = {-2}"),
+    "end of a run": (", int64[1] e", "int64[1] s = {-2}"),
+    "step of a run": (", int64[1] e, int64[1] s", ""),
+}
+
+
+@pytest.mark.parametrize("known", BACKWARDS)
+@pytest.mark.parametrize("dim", ["5", "N"])
+def test_the_largest_end_is_no_end_also_backwards(tmp_path: Path, dim: str, known: str) -> None:
+    """Onnxruntime takes the largest number of either width for no end; any other stops at the last element."""
+    inputs, fixed = BACKWARDS[known]
+    ends = [2**31 - 1, 2**63 - 1, 2**31 - 2, 2**31, -1, -(2**63)]
+    for end in ends if not inputs else [ends[0]]:
+        given = f"int64[1] b = {{3}}, int64[1] a = {{0}}, {fixed}".replace("END", str(end)).rstrip(", ")
+        m = model(f"(float[{dim}] x{inputs}) => (float[k] y) <{given}> {{ v = Slice(x, b, e, a, s)  y = Neg(v) }}")
+        runs = [(x, n) for x in (1, 5) if dim == "N" or x == 5 for n in (ends if inputs else [end])]
+        feeds = [{"x": floats(x), "e": np.array([n]), "s": np.array([-2])} for x, n in runs]
+        agrees(tmp_path, m, *({i.name: f[i.name] for i in m.graph.input} for f in feeds))
+
+
+# --- names left out --------------------------------------------------------------------------------------------------
+def test_a_loop_that_carries_nothing_keeps_its_empty_condition(tmp_path: Path) -> None:
+    # Its two first inputs may be empty and have to be there.
+    m = model(
+        """(float[N] x) => (float[a,b] y) <int64 trips = {3}> { y = Loop(trips, "") <body = inner
+        (int64 i, bool c) => (bool again, float[n] e) { again = Identity(c)  e = Exp(x) }> }"""
+    )
+    agrees(tmp_path, m, {"x": floats(4)})
