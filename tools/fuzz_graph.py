@@ -240,6 +240,24 @@ def undefined(node: onnx.NodeProto, given: Sequence[np.ndarray | None]) -> str:
     return ""
 
 
+def elements(node: onnx.NodeProto, given: Sequence[np.ndarray | None]) -> float:
+    """How many a result has whose size its operands say; 0 for all others."""
+    arrays = [a for a in given if a is not None]
+    numbers = [a.astype(np.float64) for a in arrays if a.dtype.kind in "iuf"]
+    with np.errstate(all="ignore"):
+        match node.op_type:
+            case "Range" if len(numbers) == 3 and all(a.size == 1 for a in numbers):
+                start, end, step = (float(a.item()) for a in numbers)
+                return (end - start) / step if step else 0.0
+            case "ConstantOfShape" | "Expand" | "AffineGrid" if numbers:
+                return float(np.prod(np.maximum(numbers[-1], 1)))
+            case "Tile" if len(numbers) > 1:
+                return float(arrays[0].size * np.prod(numbers[-1]))
+            case "OneHot" if len(numbers) > 1 and numbers[1].size:
+                return float(arrays[0].size * numbers[1].max())
+    return 0.0
+
+
 def _leaves_half(given: Sequence[np.ndarray | None], made: Sequence[np.ndarray]) -> bool:
     """Infinite f16 results that may come of overflow."""
     if not any(a.dtype == F16 and bool(np.isinf(a).any()) for a in made):
@@ -477,6 +495,7 @@ class Writer:
         for at, k in enumerate(self.sets):
             given = [self.arrays[n][at] if n else None for n in node.input]
             why = undefined(node, given) or self._unclear(node, given)
+            why = why or ("large" if elements(node, given) > self.range.largest else "")
             made = None if why else self._compute(node, reads, at)
             if made is not None and _leaves_half(given, made):
                 made, why = None, "f16 overflows, or not where onnxruntime keeps f32 between two nodes"
@@ -595,7 +614,7 @@ class Writer:
         if not self.nodes:
             return None
         used = {i for n in self.nodes for i in n.input} | captured(self.nodes)
-        made = [o for n in self.nodes for o in n.output if n.op_type != "Constant"]
+        made = [o for n in self.nodes for o in n.output if o and n.op_type != "Constant"]
         outs = [v for v in made if v not in used or self.chance(0.12)]
         if not outs:
             return None
