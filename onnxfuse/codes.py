@@ -372,6 +372,7 @@ CODES: tuple[Code, ...] = (
     Code("IR_ORDER", "check", "the groups are not in topological order"),
     Code("IR_OVERRUN", "check", "a kernel wrote beyond its buffers or into an input"),
     Code("IR_FLOAT_STATE", "check", "a kernel changed the rounding mode or another setting of floating point"),
+    Code("IR_UNWRITTEN", "check", "a kernel calculates with memory that nobody wrote"),
     Code("IR_PLAN", "check", "calls and kernels do not fit each other"),
     Code("IR_PREPARE", "check", "a simplification broke the graph"),
     Code("IR_PRIM", "check", "a primitive with the wrong number of arguments"),

@@ -48,8 +48,11 @@ CPU_FEATURES: dict[str, tuple[int, int, int, int, int]] = {
     "tbm": (0x80000001, 0, 2, 21, 0),
 }
 
-# How floating point is set up on this thread: the control bits of MXCSR (rounding, flushing, masks; not the flags that
-# operations leave) and the control word of the x87. A module with the function `float_state`, as LLVM text.
+# How floating point is set up on this thread. A module as LLVM text:
+#   float_state   the control bits of MXCSR (rounding, flushing, masks; not the flags that operations leave) and the
+#                 control word of the x87
+#   denormals     whether an operation has met a denormal operand
+#   soil          forgets that, and fills 64 KiB of the stack below with a number
 FLOAT_STATE = r"""
 define i64 @float_state() {
   %m = alloca i32, align 8
@@ -63,5 +66,33 @@ define i64 @float_state() {
   %low = zext i32 %control to i64
   %out = or i64 %up, %low
   ret i64 %out
+}
+define i64 @denormals() {
+  %m = alloca i32, align 8
+  call void asm sideeffect "stmxcsr ($0)", "r,~{memory}"(ptr %m)
+  %mxcsr = load i32, ptr %m, align 8
+  %bit = and i32 %mxcsr, 2
+  %out = zext i32 %bit to i64
+  ret i64 %out
+}
+define void @soil(i32 %number) {
+entry:
+  %m = alloca i32, align 8
+  %stack = alloca [16384 x i32], align 64
+  br label %fill
+fill:
+  %k = phi i64 [0, %entry], [%next, %fill]
+  %at = getelementptr i32, ptr %stack, i64 %k
+  store volatile i32 %number, ptr %at, align 4
+  %next = add i64 %k, 1
+  %more = icmp ult i64 %next, 16384
+  br i1 %more, label %fill, label %done
+done:
+  call void asm sideeffect "stmxcsr ($0)", "r,~{memory}"(ptr %m)
+  %mxcsr = load i32, ptr %m, align 8
+  %clear = and i32 %mxcsr, -64
+  store i32 %clear, ptr %m, align 8
+  call void asm sideeffect "ldmxcsr ($0)", "r,~{memory}"(ptr %m)
+  ret void
 }
 """

@@ -10,14 +10,12 @@ import ctypes
 import functools
 import math
 import mmap
-import platform
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from onnxfuse.codegen.cpu import FLOAT_STATE
 from onnxfuse.codegen.dims import Fault, env_words
 from onnxfuse.codegen.generate import Module, emit_module
 from onnxfuse.codegen.glue.layout import GENERAL
@@ -25,7 +23,8 @@ from onnxfuse.codegen.object import Loaded, check_object, compile_module, load_o
 from onnxfuse.errors import IRError, UsageError
 from onnxfuse.ir.graph import Value
 from onnxfuse.ir.plan import Emitted, Plan
-from onnxfuse.target import TARGETS, Target
+from onnxfuse.runtime.float_state import DENORMAL, denormals, fill, float_state, soil
+from onnxfuse.target import Target
 
 GUARD = 256  # canary bytes on each side of a buffer
 CANARY = 0xA5
@@ -88,23 +87,6 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-@functools.cache
-def _reader() -> tuple[Loaded, Callable[[], int]] | None:
-    """`float_state`, and what keeps its code alive; None on machines of another kind."""
-    target = next((t for t in TARGETS if t.triple.startswith("x86_64")), None)
-    if target is None or platform.machine() not in ("x86_64", "AMD64"):
-        return None
-    baseline = replace(target, cpu="x86-64", features=())
-    code = load_object(compile_module(FLOAT_STATE, baseline, exports=("float_state",)).data, baseline)
-    return code, ctypes.CFUNCTYPE(_I64)(code.address("float_state"))
-
-
-def _float_state() -> int:
-    """Rounding, flushing of denormals and masks of this thread as one number."""
-    reader = _reader()
-    return 0 if reader is None else reader[1]()
-
-
 Memory = _Buffer | _Fenced
 
 
@@ -145,14 +127,27 @@ class Jitted:
 
         Raises:
             UsageError: the kernel refuses these shapes (with the message a user of the library would see).
-            IRError: the kernel wrote outside of its buffers or changed an input.
+            IRError: the kernel wrote outside of its buffers, changed an input, or calculated with what nobody wrote.
         """
-        call = self.prepare(arrays, shift, fence)
+        made = self._run_over(DENORMAL, arrays, seed, shift, fence)
+        if denormals():
+            self._run_over(0, arrays, seed, shift, fence)
+            if not denormals():
+                raise IRError("IR_UNWRITTEN", "the kernel calculates with memory that nobody wrote")
+        return made
+
+    def _run_over(
+        self, number: int, arrays: Sequence[np.ndarray], seed: int | None, shift: int, fence: str
+    ) -> list[np.ndarray]:
+        """Run all phases in memory full of this number."""
+        soil(number)
+        call = self.prepare(arrays, shift, fence, number)
+        soil(number)
         call.run(None if seed is None else random.Random(seed))
         return call.finish()
 
-    def prepare(self, arrays: Sequence[np.ndarray], shift: int = 0, fence: str = "") -> Call:
-        """Everything up to running: for timing `call.run()` alone."""
+    def prepare(self, arrays: Sequence[np.ndarray], shift: int = 0, fence: str = "", number: int = DENORMAL) -> Call:
+        """Everything up to running: for timing `call.run()` alone. `number`: what memory holds that nobody wrote."""
         kernel = self.plan.kernel
         checked = [_input(v, a) for v, a in zip(kernel.inputs, arrays, strict=True)]
         env = np.zeros(env_words(kernel), np.int64)
@@ -180,14 +175,18 @@ class Jitted:
             outputs.append(memory(f"output {v.name}", math.prod(shape) * width, shift, width))
             out_shapes.append(shape)
         bufs = np.array([b.address for b in (*inputs, *outputs)], np.uint64)
-        packed = self._pack(variant, inputs, memory)
+        packed = self._pack(variant, inputs, memory, number)
         scratch = memory("scratch", variant.scratch(env.ctypes.data))
+        fill(scratch.data, number)
         return Call(self.plan, variant, checked, env, bufs, inputs, outputs, out_shapes, packed, scratch)
 
-    def _pack(self, variant: _Variant, inputs: list[Memory], memory: Callable[[str, int], Memory]) -> Memory | None:
+    def _pack(
+        self, variant: _Variant, inputs: list[Memory], memory: Callable[[str, int], Memory], number: int
+    ) -> Memory | None:
         if variant.packed_bytes is None or variant.pack is None:
             return None
         packed = memory("packed buffer", variant.packed_bytes())
+        fill(packed.data, number)
         kernel = self.plan.kernel
         consts = [b.address if v in kernel.consts else 0 for v, b in zip(kernel.inputs, inputs, strict=True)]
         table = np.array([*consts, *(0 for _ in kernel.outputs)], np.uint64)
@@ -213,7 +212,7 @@ class Call:
 
     def run(self, shuffle: random.Random | None = None) -> None:
         """All tasks of all phases. Raises IRError if they leave floating point set up in another way."""
-        before = _float_state()
+        before = float_state()
         env, bufs = self.env.ctypes.data, self.bufs.ctypes.data
         packed = None if self.packed is None else self.packed.address
         for tasks, run in zip(self.variant.tasks, self.variant.run, strict=True):
@@ -222,7 +221,7 @@ class Call:
                 shuffle.shuffle(order)
             for task in order:
                 run(env, bufs, packed, self.scratch.address, task)
-        after = _float_state()
+        after = float_state()
         if before != after:
             raise IRError("IR_FLOAT_STATE", "the kernel changed how floating point works", f"{before:#x} {after:#x}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxfuse.analysis.roles import Contraction
-from onnxfuse.codegen.build import I64, PTR, VOID, Builder, Index, Reg
+from onnxfuse.codegen.build import I8, I64, PTR, VOID, Builder, Index, Reg
 from onnxfuse.codegen.prims import float_to_half
 from onnxfuse.codegen.scalar_expr import Buffer, Env, emit_expr
 from onnxfuse.ir.dtypes import DType
@@ -52,8 +52,11 @@ def packed_bytes(d: Design, which: str) -> int:
     """Bytes of the packed copy of operand `which` (a or b); 0 when it is not constant."""
     if (d.a if which == "a" else d.b) is not Access.CONST:
         return 0
-    total = _static(_const_axes(d.c, which)) * _packed_elements(d, which) * _element_bytes(d, which)
-    return (-(-total // 64) + 2) * 64  # a vector of rows may read past the end
+    return (-(-_own_bytes(d, which) // 64) + 2) * 64  # a vector of rows may read past the end
+
+
+def _own_bytes(d: Design, which: str) -> int:
+    return _static(_const_axes(d.c, which)) * _packed_elements(d, which) * _element_bytes(d, which)
 
 
 def pack_constants(build: Builder, kernel: Kernel, designs: Sequence[Design]) -> None:
@@ -68,6 +71,8 @@ def pack_constants(build: Builder, kernel: Kernel, designs: Sequence[Design]) ->
             for which, how in (("a", d.a), ("b", d.b)):
                 if how is Access.CONST:
                     _pack_const(build, env, d, which, build.offset(packed, start // d.c.acc.bytes, d.typ))
+                    with build.loop(start + _own_bytes(d, which), start + packed_bytes(d, which), name="end") as at:
+                        build.store(build.const(I8, 0), build.offset(packed, at, I8))
                 start += packed_bytes(d, which)
 
 

@@ -129,7 +129,7 @@ class Design:
     @property
     def b_size(self) -> int:
         """Elements of scratch for b: the block, or the last panel of an operand read in place."""
-        if self.b is Access.CONST or (self.packs_b and self.shared):
+        if self.b in (Access.CONST, Access.DOT) or (self.packs_b and self.shared):
             return 0
         if self.packs_b:
             return self.block_size

@@ -292,6 +292,7 @@ def _call_tiles(
         home = build.offset(at, build.mul(first, d.tile.nr), d.typ)
         b_stride = b.row if d.b is Access.DOT else b.step
         args = [base, build.i64(a.row), build.i64(a.step), b.base, build.i64(b_stride), build.i64(kc), home, start]
+        args += [build.i64(cols)] if d.b is Access.DOT else []
         widths = sorted(width for r, width in tiles if r == mr)
         _narrowest(build, widths, cols, lambda width: build.ir.call(tiles[mr, width], args))
 

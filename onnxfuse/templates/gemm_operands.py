@@ -150,7 +150,7 @@ def b_block(build: Builder, u: Unit, d: Design, kb: Index, k0: Index, kc: Index,
 def b_panel(
     build: Builder, u: Unit, d: Design, b: Matrix, col: tuple[Index, Index], depth: tuple[Index, Index], first: Reg
 ) -> Matrix:
-    """The columns of one panel. Read in place, the last panel is copied: no load may pass the end of a tensor.
+    """The columns of one panel. Read in place along columns, the last one is copied: no load may pass a tensor's end.
 
     first: this is the first tile of the panel.
     """
@@ -163,18 +163,14 @@ def b_panel(
     if d.b not in (Access.DIRECT, Access.DOT):
         return replace(b, base=build.offset(b.base, build.sub(j, u.n0), d.typ))
     at = _shift(build, d, b, j, k0)
-    if isinstance(d.c.cols.extent, int) and d.c.cols.extent % d.tile.nr == 0:
+    if d.b is Access.DOT or (isinstance(d.c.cols.extent, int) and d.c.cols.extent % d.tile.nr == 0):
         return replace(b, base=at)
     partial = build.ir.icmp_signed("<", build.i64(cols), build.i64(d.tile.nr))
-    width = d.kc if d.b is Access.DOT else d.tile.nr
     with build.if_then(build.ir.and_(partial, first)):
         line, depth_line = Line(_own(d.c, "b"), j, cols), Line(d.c.k, k0, kc)
-        lines = (line, depth_line) if d.b is Access.DOT else (depth_line, line)
-        pack_block(build, u.env, d.c.b, *lines, u.scratch_b, width, d.tile.lanes)
+        pack_block(build, u.env, d.c.b, depth_line, line, u.scratch_b, d.tile.nr, d.tile.lanes)
     base = build.ir.select(partial, u.scratch_b, at)
-    if d.b is Access.DOT:
-        return replace(b, base=base, row=build.ir.select(partial, build.i64(width), build.i64(b.row)))
-    return replace(b, base=base, step=build.ir.select(partial, build.i64(width), build.i64(b.step)))
+    return replace(b, base=base, step=build.ir.select(partial, build.i64(d.tile.nr), build.i64(b.step)))
 
 
 def panel_home(build: Builder, u: Unit, d: Design, j: Index) -> Reg:

@@ -281,6 +281,9 @@ def thin_kernel(build: Builder, tile: Tile, mr: int, cols: int, strides: Strides
             _total(build, tile.dtype, [rest.results[q], *(it.results[u * n + q] for u in range(1, sets))])
             for q in range(n)
         ]
+        with build.if_then(first):  # the epilogue takes whole vectors
+            for i in range(mr):
+                build.store(zero, build.offset(c, i * tile.nr, typ))
         for i in range(mr):
             for j in range(cols):
                 home = build.offset(c, i * tile.nr + j, typ)
@@ -291,30 +294,31 @@ def thin_kernel(build: Builder, tile: Tile, mr: int, cols: int, strides: Strides
 
 
 def dot_kernel(build: Builder, tile: Tile) -> Function:
-    """A micro-kernel of the same interface for few rows and a transposed b: k has unit stride in both operands.
+    """A micro-kernel for few rows and a transposed b: k has unit stride in both operands.
 
-    `b_stride` is the distance of columns. Lanes run along k, the lanes of a sum are added at the end.
+    `b_stride` is the distance of columns. Lanes run along k, the lanes of a sum are added at the end. One argument
+    more than the others: how many columns there are. What is past them is the last of them once more.
     """
-    args = (PTR, I64, I64, PTR, I64, I64, PTR, I1)
+    args = (PTR, I64, I64, PTR, I64, I64, PTR, I1, I64)
     with build.function(f"dot.{tile.mr}x{tile.nr}", VOID, args) as fn:
         fn.linkage = "internal"
-        a, a_row, _, b, b_stride, kc, c, first = fn.args
+        a, a_row, _, b, b_stride, kc, c, first, cols = fn.args
         typ, lanes = reg_type(tile.dtype), tile.lanes
         zero = build.const(vec(typ, lanes), 0)
+        a_rows = [build.offset(a, build.mul(i, a_row), typ) for i in range(tile.mr)]
+        last = build.sub(cols, 1)
+        columns = [build.offset(b, build.mul(build.imin(j, last), b_stride), typ) for j in range(tile.nr)]
         group = max(1, CHAINS // tile.mr)  # columns at a time
         sums: dict[tuple[int, int], Reg] = {}
 
         def step(places: list[tuple[int, int]], k: Index, acc: list[Reg], mask: Reg | None) -> list[Reg]:
-            loaded: dict[tuple[str, int], Reg] = {}
+            def get(line: Reg) -> Reg:
+                at = build.offset(line, k, typ)
+                return build.load(at, typ, lanes) if mask is None else build.masked_load(at, typ, mask)
 
-            def get(name: str, ptr: Reg, row: int, stride: Reg) -> Reg:
-                if (name, row) not in loaded:
-                    at = build.offset(ptr, build.add(build.mul(row, stride), k), typ)
-                    whole = mask is None
-                    loaded[name, row] = build.load(at, typ, lanes) if whole else build.masked_load(at, typ, mask)
-                return loaded[name, row]
-
-            pairs = [(get("a", a, i, a_row), get("b", b, j, b_stride)) for i, j in places]
+            xs = {i: get(a_rows[i]) for i in dict.fromkeys(i for i, _ in places)}
+            ys = {j: get(columns[j]) for j in dict.fromkeys(j for _, j in places)}
+            pairs = [(xs[i], ys[j]) for i, j in places]
             return [_multiply_add(build, tile, x, y, t) for (x, y), t in zip(pairs, acc, strict=True)]
 
         whole = build.mul(build.udiv(kc, lanes), lanes)

@@ -36,7 +36,7 @@ from onnxfuse.templates.microkernel import Operands, Strides, Tile, accumulate, 
 from onnxfuse.templates.winograd_design import TASK_WORK, Design, cost, design, sizes, slabs
 from onnxfuse.templates.winograd_form import Conv, conv
 from onnxfuse.templates.winograd_passes import emit_input, emit_output
-from onnxfuse.templates.winograd_split import emit_sizes, holds, shared_v, slice_size, split, tiles_of
+from onnxfuse.templates.winograd_split import emit_sizes, holds, reach, shared_v, slice_size, split, tiles_of
 from onnxfuse.templates.winograd_transform import Side, filter_transform
 
 AHEAD = 512  # elements of the stream of weights that are fetched before they are used: measured
@@ -182,10 +182,17 @@ def _deep_column(build: Builder, d: Design, tile: Function, u: Reg, v: Reg, m: R
 
 
 def _products(
-    build: Builder, d: Design, tiles: Sequence[Function], count: Index, panels: Index, u: Reg, v: Reg, m: Reg
-) -> None:
-    """M[xi] = U[xi] V[xi] for the panels of a group of features and `count` tiles."""
+    build: Builder, d: Design, tiles: Sequence[Function], count: Index, last: Index, panels: Index,
+    u: Reg, v: Reg, m: Reg,
+) -> None:  # fmt: skip
+    """M[xi] = U[xi] V[xi] for the panels of a group of features and `count` tiles.
+
+    last: where the vectors end that the output transform reads. Behind the products zeros are put for it.
+    """
     vectors = build.ceildiv(count, d.wide)
+    end = build.mul(vectors, d.wide)
+    behind = build.ir.select(holds(build, "<", end, last), build.i64(build.mul(panels, d.mr)), build.i64(0))
+    zero = build.splat(build.const(F32, 0.0), d.lanes)
     with build.loop(0, d.points, name="xi") as xi:
         us = build.offset(u, build.mul(build.mul(xi, panels), d.c.channels * d.mr), F32)
         vs, ms = build.offset(v, build.mul(xi, d.v_step), F32), build.offset(m, build.mul(xi, d.m_step), F32)
@@ -200,6 +207,8 @@ def _products(
                 with build.if_then(holds(build, "==", width, nv)):
                     build.ir.call(tile, [us, build.offset(vs, at, F32), build.offset(ms, at, F32), build.i64(panels)])
             it.next = [build.i64(build.add(done, width))]
+        with build.loop(0, behind, name="f") as f:
+            build.store(zero, build.offset(ms, build.add(build.mul(f, d.row), end), F32))
 
 
 # ---- tasks ----
@@ -239,7 +248,8 @@ def _emit_run(
             with build.loop(p0, p1, d.group_panels, name="group") as g0:
                 panels = build.imin(build.sub(p1, g0), d.group_panels)
                 u = build.offset(packed, build.mul(g0, d.points * d.c.channels * d.mr), F32)
-                _products(build, d, tiles, tiles_of(build, s, block), panels, u, v, mine)
+                count, last_tile = tiles_of(build, s, block), reach(build, d, s, block)
+                _products(build, d, tiles, count, last_tile, panels, u, v, mine)
                 f0 = build.mul(g0, d.mr)
                 f1 = build.imin(build.add(f0, build.mul(panels, d.mr)), d.c.features)
                 build.ir.call(writer, [env_ptr, bufs, *(build.i64(x) for x in (block, f0, f1)), mine, line])

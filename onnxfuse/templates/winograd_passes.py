@@ -11,7 +11,7 @@ from onnxfuse.ir.dtypes import DType
 from onnxfuse.ir.expr import acc
 from onnxfuse.ir.kernel import Kernel
 from onnxfuse.templates.winograd_design import CHANNELS, Design
-from onnxfuse.templates.winograd_split import Segment, Split, holds, segments
+from onnxfuse.templates.winograd_split import Segment, Split, holds, reach, segments, tiles_of
 from onnxfuse.templates.winograd_split import split as split_of
 from onnxfuse.templates.winograd_transform import both_ways, data, merge, result, split
 
@@ -39,7 +39,24 @@ def emit_input(build: Builder, kernel: Kernel, d: Design) -> Function:
                 there = build.offset(dst, at, F32)
                 _read_tiles(build, env, d, seg, tile, (c, count), (half, there), zeros)
                 _store_v(build, d, count, half, there)
+            _zero_rest(build, d, s, block, seg, count, dst)
     return fn
+
+
+def _zero_rest(build: Builder, d: Design, s: Split, block: Reg, seg: Segment, count: Index, v: Reg) -> None:
+    """Behind the last tiles of a block, up to whole vectors of the products.
+
+    Left as they are, sums nobody wants would be made of whatever lies there: of denormal numbers they take a hundred
+    times as long.
+    """
+    total = tiles_of(build, s, block)
+    last = holds(build, "==", build.add(seg.at, build.sub(seg.last, seg.first)), total)
+    end = build.mul(build.ceildiv(total, d.wide), d.wide)
+    rest = build.loop(reach(build, d, s, block), build.ir.select(last, build.i64(end), build.i64(0)), d.lanes)
+    zero = build.splat(build.const(F32, 0.0), d.lanes)
+    with rest as at, build.loop(0, count, name="c") as ch, build.loop(0, d.points, name="xi") as xi:
+        row = build.add(build.mul(ch, d.row), build.mul(xi, d.v_step))
+        build.store(zero, build.offset(v, build.add(row, at), F32))
 
 
 def _read_tiles(

@@ -118,6 +118,14 @@ def tiles_of(build: Builder, s: Split, block: Index) -> Index:
     return build.sub(build.imin(build.add(t0, s.block), s.tiles), t0)
 
 
+def reach(build: Builder, d: Design, s: Split, block: Index) -> Index:
+    """Where the last vector of the transforms ends, in tiles of the block: `lanes` tiles of the last line."""
+    count = tiles_of(build, s, block)
+    end = build.add(build.mul(block, s.block), count)
+    line = build.imin(build.add(build.umod(build.sub(end, 1), build.imax(s.across, 1)), 1), count)
+    return build.add(build.sub(count, line), build.mul(build.ceildiv(line, d.lanes), d.lanes))
+
+
 def holds(build: Builder, what: str, a: Index, b: Index) -> Reg:
     """Compare two indices."""
     return build.ir.icmp_signed(what, build.i64(a), build.i64(b))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from onnxfuse.codegen.build import I8, VOID, Builder
+from onnxfuse.codegen.build import F32, I8, VOID, Builder
 from onnxfuse.codegen.object import compile_module, load_object
 from onnxfuse.errors import CompileError, IRError, UsageError
 from onnxfuse.ir.dtypes import DType
@@ -170,6 +170,38 @@ def test_reading_past_a_fence_ends_the_process(fence, offset):
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
     assert done.stdout == "canaries see no reads\n", done.stderr
     assert done.returncode == -signal.SIGSEGV
+
+
+class Doubled(Scalar):
+    """Doubles the number in scratch as well, written before or not."""
+
+    def __init__(self, written: bool) -> None:
+        self.written = written
+
+    def emit(self, build: Builder, kernel: Kernel, schedule: Schedule, target: Target) -> Emitted:
+        out = super().emit(build, kernel, schedule, target)
+        run = build.module.globals[f"{build.prefix}.run.0"]
+        build.prefix += ".extra"
+        with build.function("run", VOID, [a.type for a in run.args]) as fn:
+            scratch = fn.args[3]
+            if self.written:
+                build.store(build.const(F32, 1.0), scratch)
+            number = build.load(scratch, F32)
+            build.store(build.ir.fadd(number, number), scratch)
+        build.prefix = build.prefix.removesuffix(".extra")
+        at_start = ir.IRBuilder()
+        at_start.position_at_start(run.entry_basic_block)
+        at_start.call(fn, list(run.args))
+        return out
+
+
+@pytest.mark.skipif(not native().triple.startswith("x86_64"), reason="MXCSR")
+def test_calculating_with_memory_that_nobody_wrote_is_found():
+    schedule = Schedule("scalar", grain=64)
+    tiny = np.full((5, 4), 1e-40, np.float32)
+    run_kernel(plan_of(double(), schedule, template=Doubled(True)), [tiny, tiny[0]], native())  # inputs may be so
+    with pytest.raises(IRError, match="IR_UNWRITTEN"):
+        run_kernel(plan_of(double(), schedule, template=Doubled(False)), feeds(), native())
 
 
 @pytest.mark.skipif(not native().triple.startswith("x86_64"), reason="MXCSR")

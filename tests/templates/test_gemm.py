@@ -175,6 +175,14 @@ def test_few_columns_beside_constant_rows_known_at_run_time(m: int, target: Targ
         close(run([a, b])[0], a, b)
 
 
+def test_an_epilogue_after_few_columns_takes_no_lanes_that_nobody_wrote() -> None:
+    run = compiled(matmul([], 13, N, 70, const="A", epilogue=lambda x, at: apply("exp", x * 0.1)))
+    rng = np.random.default_rng(18)
+    for n in (1, 2, 3, 5, 17, 50):
+        a, b = operands(13, n, 70, rng)
+        np.testing.assert_allclose(run([a, b])[0], np.exp(a.astype(np.float64) @ b * 0.1), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_product_of_few_columns_streams_its_constant_rows(n: int) -> None:
     a, b = operands(130, n, 300, np.random.default_rng(17))
