@@ -161,7 +161,7 @@ def pack_taps(
         row = build.offset(dst, build.add(build.mul(c0, step), build.mul(tap, stride)), typ)
         with _segments(build, place, inner) as (here, _, x0, length, done):
             run = _open_run(build, here, copy, x0, length, lanes)
-            _copy_channels(build, copy, run, (x, length, lanes), (some, plane), build.offset(row, done, typ), step)
+            _copy_channels(build, copy, run, (x, length, lanes), (some, plane), build.offset(row, done, typ), step, stride)
     return True
 
 
@@ -173,6 +173,7 @@ def _copy_channels(
     channels: tuple[Index, Index],
     dst: Reg,
     step: Index,
+    stride: Index,
 ) -> None:
     """A run of every channel: channels are the inner loop, so that what a vector may read is decided once for all."""
     x, length, lanes = line
@@ -183,12 +184,14 @@ def _copy_channels(
         src, out = build.offset(run.src, build.mul(v, copy.step), typ), build.offset(dst, v, typ)
         with build.loop(0, count, name="ch") as ch:
             value = _plain(build, build.offset(src, build.mul(ch, plane), typ), typ, lanes, copy.step)
+            build.prefetch(build.offset(out, build.add(build.mul(ch, step), build.add(stride, lanes - 1)), typ))
             build.store(value, build.offset(out, build.mul(ch, step), typ))
 
     def masked(v: Index) -> None:
         out = build.offset(dst, v, typ)
         with build.loop(0, count, name="ch") as ch:
             src = replace(run, src=build.offset(run.src, build.mul(ch, plane), typ))
+            build.prefetch(build.offset(out, build.add(build.mul(ch, step), build.add(stride, lanes - 1)), typ))
             build.store(_masked(build, src, copy, v, lanes), build.offset(out, build.mul(ch, step), typ))
 
     _choose(build, x, length, lanes, (run.lo, build.sub(run.hi, copy.step - 1)), plain, masked)
