@@ -210,8 +210,9 @@ def _limits(a: Access, b: Access, rows: Dim, depth: Dim) -> tuple[int, int, int,
         # One block of 512 is 1.03 to 1.15 times as fast as two, whose tiles rest; one of 1024 is slower than three.
         return 512 if isinstance(depth, int) and depth <= 512 else 384, 256, 192, 192
     if b in (Access.CONST, Access.DIRECT, Access.DOT):
-        whole = not isinstance(depth, int) or depth <= 768
-        return (512 if a in (Access.ROWS, Access.COLUMNS) else 768 if whole else 384), 384, 192, 96
+        if isinstance(depth, int) and a not in (Access.ROWS, Access.COLUMNS):
+            return (1024 if depth <= 1024 else 384), 384, 192, 96
+        return (512 if a in (Access.ROWS, Access.COLUMNS) else 768), 384, 192, 96
     if a is Access.CONST:
         return 384, 128, 1024, 96
     return 256, 256, 384, 96

@@ -80,9 +80,20 @@ def pack_block(
     with build.loop(0, outer.count, name="row") as r:
         row = env.at(decode(build, env, outer.axes, build.add(outer.start, r)))
         at = build.offset(dst, build.mul(r, stride), typ)
+        _zero_end(build, typ, at, inner, lanes)
         for_segments = _segments(build, row, inner)
         with for_segments as (place, x, x0, length, done):
             _run(build, place, expr, x, x0, length, build.offset(at, done, typ), lanes)
+
+
+def _zero_end(build: Builder, typ: Type, at: Reg, line: Line, lanes: int) -> None:
+    """The last vector of a row that is written in runs, before them: the last one may end before the vector does.
+
+    What lies behind takes part in the products, whether anybody wants them or not.
+    """
+    if len(line.axes) > 1 and lanes > 1:
+        first = build.mul(build.udiv(build.sub(build.imax(line.count, 1), 1), lanes), lanes)
+        build.store(build.splat(build.const(typ, 0), lanes), build.offset(at, first, typ))
 
 
 @contextmanager
@@ -159,9 +170,13 @@ def pack_taps(
         some = build.imin(build.sub(channels, c0), FEW_CHANNELS)
         place = env.at({**decode(build, env, tuple(taps), tap), channel: build.i64(build.add(first, c0))})
         row = build.offset(dst, build.add(build.mul(c0, step), build.mul(tap, stride)), typ)
+        with build.loop(0, some, name="ch") as ch:
+            _zero_end(build, typ, build.offset(row, build.mul(ch, step), typ), inner, lanes)
         with _segments(build, place, inner) as (here, _, x0, length, done):
             run = _open_run(build, here, copy, x0, length, lanes)
-            _copy_channels(build, copy, run, (x, length, lanes), (some, plane), build.offset(row, done, typ), step, stride)
+            _copy_channels(
+                build, copy, run, (x, length, lanes), (some, plane), build.offset(row, done, typ), step, stride
+            )
     return True
 
 

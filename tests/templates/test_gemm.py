@@ -22,7 +22,8 @@ from onnxfuse.ir.plan import Plan
 from onnxfuse.ir.types import Dim, tensor
 from onnxfuse.runtime.jit import Jitted, jit
 from onnxfuse.target import Target, by_name
-from onnxfuse.templates.gemm import GEMM
+from onnxfuse.templates.gemm import GEMM, contraction
+from onnxfuse.templates.gemm_design import design
 from onnxfuse.templates.microkernel import tile_cost, tile_for
 from tests.templates.assembly import assembly
 from tests.templates.contractions import anchored, element, matmul, random
@@ -111,6 +112,15 @@ def test_tiles_fit_the_sizes_that_are_known() -> None:
     tile = tile_for(wide, DType.F32, 6, 128)
     assert (tile.mr, tile.nv) == (6, 4)
     assert tile_cost(tile, 6, 128) < tile_cost(tile_for(wide, DType.F32), 6, 128)
+
+
+@pytest.mark.parametrize(("const", "depth"), [("A", 512), ("B", 1024)])
+def test_no_tile_rests_where_the_depth_fits(const: str, depth: int) -> None:
+    for k in (depth, depth + 1):
+        kernel = matmul([], 100, 200, k, const=const)
+        c = contraction(kernel)
+        assert isinstance(c, Contraction)
+        assert design(c, kernel, NATIVE).single is (k == depth)
 
 
 @pytest.mark.parametrize("const", ["A", "B"])
