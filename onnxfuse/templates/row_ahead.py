@@ -1,12 +1,16 @@
-"""rowwise, shape `row`: the lines of the next row are asked for while the busiest stage runs over this one.
+"""rowwise: lines of memory are asked for before their turn.
 
-All stages but the first work in the first level of cache; without this, memory is idle meanwhile and the first stage
-waits for it. It costs an instruction for each line, so only kernels that move more than a core caches do it.
+Shape `row`: those of the next row, while the busiest stage runs over this one. All stages but the first work in the
+first level of cache; without this, memory is idle meanwhile and the first stage waits for it.
+
+Single vectors: those that are written soon. Stores end one after the other, and each waits for its line.
+
+It costs an instruction for each line, so only kernels that move more than a core caches do it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.codegen.build import Builder, Index, Reg, mem_type
@@ -19,6 +23,7 @@ from onnxfuse.templates.nest import Step, stage_roots, stage_stores, turn_roots
 from onnxfuse.templates.row_shape import Spec, body_cost, flat_offset, step_along
 
 LINE = 64  # bytes
+SOON = 2048  # bytes between a store and the lines that are asked for: measured, flat
 FIRST_CACHE, SECOND_CACHE = 3, 2  # where to, in the terms of Builder.prefetch
 
 Ask = Callable[[list[Env]], None]
@@ -47,6 +52,25 @@ def next_row(build: Builder, env: Env, spec: Spec, stage: Step, axis: Axis) -> A
             for k in range(0, count, LINE // dtype.bytes):
                 place: Index = build.add(start, k)
                 build.prefetch(build.offset(s.base, place, mem_type(dtype)), near)
+
+    return ask
+
+
+def written(build: Builder, env: Env, spec: Spec, stages: Sequence[Step], axis: Axis) -> Ask:
+    """What to call in each turn of a loop over `axis` that stores single vectors, with their envs."""
+    stores = [st for stage in stages for st in stage_stores(stage)] if spec.ahead else []
+    stores = [st for st in stores if st.target.tensor.shape and step_along(st.target, st.index, axis) == 1]
+
+    def ask(envs: list[Env]) -> None:
+        count = sum(e.lanes for e in envs)
+        for st in stores:
+            if st.target not in env.buffers:
+                continue
+            size, typ = st.target.tensor.dtype.bytes, mem_type(st.target.tensor.dtype)
+            place = emit_expr(build, env.at({axis: envs[0].axes[axis]}), flat_offset(st.target, st.index))
+            start = build.add(place, SOON // size)
+            for k in range(0, count, LINE // size):
+                build.prefetch(build.offset(env.buffers[st.target].ptr, build.add(start, k), typ))
 
     return ask
 

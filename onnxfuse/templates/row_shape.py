@@ -127,7 +127,7 @@ class Spec:
     private: tuple[Value, ...] = ()  # buffers of one outer point; rank 0: in registers
     width: int = 0  # shape `outer` where stages have axes: private buffers have so many columns ...
     columns: tuple[Value, ...] = ()  # ... under these names
-    ahead: bool = False  # shape `row`: the next row is fetched while this one is worked on
+    ahead: bool = False  # more is moved than caches hold: lines are asked for before their turn (row_ahead)
 
 
 def element_bytes(nest: Nest) -> int:

@@ -8,6 +8,7 @@ from functools import partial
 from onnxfuse.codegen.build import Builder, Index, Reg, mem_type
 from onnxfuse.codegen.scalar_expr import Env, emit_dim, emit_expr
 from onnxfuse.templates.nest import Segment, Step, segments
+from onnxfuse.templates.row_ahead import written
 from onnxfuse.templates.row_columns import column_stages, square
 from onnxfuse.templates.row_lines import row_stage
 from onnxfuse.templates.row_loops import Body, sweep
@@ -31,7 +32,11 @@ def run_unit(build: Builder, env: Env, spec: Spec, digits: Sequence[Reg]) -> Non
         low = build.mul(digits[-1], spec.block)
         high = build.imin(build.add(low, spec.block), extent)
 
-    def body(envs: list[Env], _part: int, accs: list[Reg], stages: tuple[Step, ...] = spec.nest.stages) -> list[Reg]:
+    axis = spec.axis
+
+    def body(envs: list[Env], part: int, accs: list[Reg], stages: tuple[Step, ...] = spec.nest.stages) -> list[Reg]:
+        if part == 0:
+            written(build, here, spec, stages, axis)(envs)
         if spec.width:
             column_stages(build, envs, spec, stages)
         else:

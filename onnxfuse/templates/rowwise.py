@@ -109,7 +109,7 @@ def _spec(kernel: Kernel, nest: Nest, axis: Axis | None, row: bool, lanes: int, 
     spec = Spec(kernel, nest, axis, row, lanes, unroll, maskable(nest, target), tile_of(nest, axis, lanes))
     spec = replace(spec, block=block_of(nest, axis, lanes, unroll))
     locals_ = {v.value for v in kernel.locals}
-    if row:
+    if row or not any(s.axes or s.reduce for s in nest.stages):
         spec = replace(spec, ahead=_vast(kernel, target))
     if row and _long(kernel, target):
         nest = in_place(nest, locals_)

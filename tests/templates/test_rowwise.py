@@ -475,6 +475,20 @@ def test_the_next_row_is_asked_for_to_read_and_to_write_and_goes_where_there_is_
     assert all(f", i32 0, i32 {cache}, i32 1)" in line for line in asked)
 
 
+def test_more_than_a_core_caches_is_asked_for_before_it_is_written(rng):
+    def relu(*shape: Dim) -> Plan:
+        x, y, ax = t("x", *shape), t("y", *shape), axes(*shape)
+        kernel = pointwise([x], y, ax, apply("max", at(x, *map(var, ax)), lit(0.0, F32)))
+        return Plan(kernel, ROWWISE.propose(kernel, V3)[0], ROWWISE)
+
+    large, small = relu(700, 1001), relu(7, 1001)
+    assert "llvm.prefetch" not in emit_module(small, V3).text
+    text = emit_module(large, V3).text
+    assert text.count('call void @"llvm.prefetch') == large.schedule.unroll * large.schedule.lanes * 4 // 64
+    x = rng.standard_normal((700, 1001), np.float32)
+    np.testing.assert_array_equal(jit(large, V3)([x], seed=1, fence="end")[0], np.maximum(x, 0))
+
+
 @pytest.mark.parametrize("target", MACHINES)
 def test_layer_norm_over_two_axes(target, rng):
     x, g, y, mu, r = t("x", 5, 6, 7), t("g", 6, 7), t("y", 5, 6, 7), t("mu"), t("r")
