@@ -59,6 +59,7 @@ class Design:
     cores: int = 8  # to keep busy
     asks_ahead: bool = True  # for packed constants
     kept: bool = False  # PANEL: all panels of a block stay packed, and tiles follow each other along the rows
+    pieces: bool = False  # rows come in pieces of any length, not in whole tiles and what the extent leaves of one
 
     @property
     def cuts(self) -> bool:

@@ -35,7 +35,7 @@ Tiles = dict[tuple[int, int], Function]  # by rows and columns
 def _row_counts(d: Design) -> list[int]:
     """Row counts that can occur: those of the binary remainder, fewer when the number of rows is known."""
     counts = list(d.tile.rows)
-    if isinstance(d.c.rows.extent, int):
+    if isinstance(d.c.rows.extent, int) and not d.pieces:
         full, rest = divmod(d.c.rows.extent, d.tile.mr)
         counts = [r for r in counts if (r == d.tile.mr and full) or (r != d.tile.mr and rest & r)]
     return counts

@@ -129,11 +129,13 @@ class _Made:
 
 
 def _work(kernel: Kernel, form: Form, target: Target) -> Work:
+    plain = [_in_blocks(design(c, kernel, target)) for c in form.products]
+    mr = plain[0].tile.mr
+    block = max(1, (ROWS if form.last is not None else TAIL_ROWS) // mr) * mr
     designs = []
-    for c in form.products:
-        d = _in_blocks(design(c, kernel, target))
-        rows = max(1, (ROWS if form.last is not None else TAIL_ROWS) // d.tile.mr) * d.tile.mr
-        designs.append(replace(d, mc=rows, ms=rows, shared=d.packs_b))
+    for d in plain:  # blocks are whole tiles of the first product only: another has tiles left over in every block
+        rows = -(-block // d.tile.mr) * d.tile.mr
+        designs.append(replace(d, mc=rows, ms=rows, shared=d.packs_b, pieces=mr % d.tile.mr != 0))
     share = L2_SHARE if form.last is not None else TAIL_SHARE
     return Work(form, tuple(designs), RowCode.of(kernel, form.nest, target), target.l2 // share)
 

@@ -75,6 +75,13 @@ def test_static_lengths(sq: int, sk: int) -> None:
     kernel.check(random(kernel.model, {}))
 
 
+@pytest.mark.parametrize("target", [NATIVE, WIDE, NARROW], ids=["native", "512 bits", "128 bits without fma"])
+@pytest.mark.parametrize(("s", "d"), [(49, 12), (50, 32), (65, 16), (197, 16), (100, 300)])
+def test_static_lengths_whose_products_have_tiles_of_different_heights(s: int, d: int, target: Target) -> None:
+    kernel = Compiled(attention(1, 2, s, s, d, flat=True), target)
+    kernel.check(random(kernel.model, {}))
+
+
 def test_many_rows_of_one_head_are_chunks_of_several_tasks() -> None:
     kernel = Compiled(attention(1, 1, "S", 64, 32, flat=True), NATIVE)
     for s in (63, 64, 65, 500, 1031):
