@@ -208,7 +208,7 @@ def _limits(a: Access, b: Access, rows: Dim, depth: Dim) -> tuple[int, int, int,
     if b is Access.DIRECT and _few(rows):
         return 8, 4096, 96, 96  # bound by reading b: few rows of it at a time, along their whole length
     if b is Access.PANEL:
-        # One block of 512 is 1.03 to 1.15 times as fast as two, whose tiles rest; one of 1024 is slower than three.
+        # One block of 512 is 0.99 to 1.15 times as fast as two, whose tiles rest; one of 1024 is slower than three.
         return 512 if isinstance(depth, int) and depth <= 512 else 384, 256, 192, 192
     if b in (Access.CONST, Access.DIRECT, Access.DOT):
         if isinstance(depth, int) and a not in (Access.ROWS, Access.COLUMNS):
